@@ -1,0 +1,144 @@
+"""Registries: how a name in a config becomes code.
+
+A `Registry` maps names to entries of one kind (estimators, losses, tasks, workflows, rollout engines, trackers).
+The library's own entries live in the registry's `home` modules, which are imported on the first look-up, so that
+importing the library costs nothing for what is not used. A user's entries live in modules of their own, named in the
+config key `plugins` and imported by `load_plugins`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Registry(Generic[T]):
+    """Named entries of one kind.
+
+    Args:
+        kind: what an entry is, in words for error messages ("advantage estimator").
+        key: the config key under which a name of this kind is chosen.
+        home: modules of this library that register its own entries; imported on the first look-up.
+    """
+
+    def __init__(self, kind: str, key: str, home: Iterable[str] = ()):
+        self.kind = kind
+        self.key = key
+        self._home = list(home)
+        self._entries: dict[str, T] = {}
+
+    def add(self, name: str, entry: T) -> T:
+        """Register `entry` under `name`.
+
+        Registering the same definition again (a module imported twice) replaces it.
+
+        Raises:
+            ValueError: the name is not a non-empty string, or another definition has it already.
+        """
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"the name of a {self.kind} must be a non-empty string, got {name!r}")
+        known = self._entries.get(name)
+        if known is not None and known is not entry and _origin(known) != _origin(entry):
+            raise ValueError(f"{self.kind} {name!r} is registered already, by {_origin(known)}; choose another name")
+        self._entries[name] = entry
+        return entry
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """Decorator form of `add`."""
+
+        def decorate(entry: F) -> F:
+            self.add(name, entry)  # type: ignore[arg-type]
+            return entry
+
+        return decorate
+
+    def get(self, name: str) -> T:
+        """The entry called `name`.
+
+        Raises:
+            ValueError: no such entry; the message lists the registered names and the closest match.
+        """
+        self.load_home()
+        if name not in self._entries:
+            raise ValueError(self.unknown(name))
+        return self._entries[name]
+
+    def unknown(self, name: object) -> str:
+        """The message for a name that is not registered."""
+        names = sorted(self._entries)
+        close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return (
+            f"{self.key}: unknown {self.kind} {name!r}{hint} Registered: {', '.join(names) or 'none'} "
+            f"(your own: name its module in `plugins`)"
+        )
+
+    def load_home(self) -> None:
+        while self._home:
+            importlib.import_module(self._home.pop(0))
+
+    def names(self) -> list[str]:
+        self.load_home()
+        return sorted(self._entries)
+
+    def items(self) -> list[tuple[str, T]]:
+        return [(name, self._entries[name]) for name in self.names()]
+
+    def __contains__(self, name: object) -> bool:
+        self.load_home()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+
+def _origin(entry: object) -> str:
+    target = inspect.unwrap(entry) if callable(entry) else entry
+    target = getattr(target, "function", target)
+    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', repr(target))}"
+
+
+def load_plugins(modules: Iterable[str]) -> None:
+    """Import the user's own modules, so that what they register is found.
+
+    The working directory is importable, as it is for `python -m`.
+
+    Raises:
+        ValueError: a module is missing or fails to import; the message names it and the key `plugins`.
+    """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing = "" if error.name == name else f" (it needs {error.name!r})"
+            raise ValueError(f"plugins: no module {name!r} on the Python path{missing}; it is searched from {here}") from error
+        except Exception as error:
+            raise ValueError(f"plugins: importing {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+# One registry a kind. They stand here, and not beside their entries, so that a config can be checked without importing torch.
+ESTIMATORS: Registry[Any] = Registry("advantage estimator", "rllm.algorithm.adv_estimator", ["rllm_lightning.algorithms.advantage"])
+LOSSES: Registry[Any] = Registry("policy loss", "rllm.algorithm.loss_fn", ["rllm_lightning.algorithms.losses"])
+TASKS: Registry[Any] = Registry("task", "task.name", ["rllm_lightning.tasks.reasoning_gym", "rllm_lightning.tasks.jsonl"])
+WORKFLOWS: Registry[Any] = Registry("workflow", "rllm.workflow.name", ["rllm_lightning.workflows.single_turn"])
+ENGINES: Registry[Any] = Registry("rollout engine", "rollout_engine.name", ["rllm_lightning.rollout.scripted", "rllm_lightning.rollout.hf"])
+TRACKERS: Registry[Any] = Registry("tracker", "rllm.trainer.logger", ["rllm_lightning.tracking.trackers"])
+
+register_policy_loss = LOSSES.register
+register_task = TASKS.register
+register_workflow = WORKFLOWS.register
+register_rollout_engine = ENGINES.register
+register_tracker = TRACKERS.register
