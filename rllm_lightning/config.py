@@ -736,7 +736,7 @@ def _check_kwargs(key: str, given: Mapping[str, Any], registry: Registry[Any], n
     if not given or name not in registry:
         return []
     entry = registry.get(name)
-    declared = sorted(getattr(entry, "kwargs", None) or _declared(entry))
+    declared = sorted(entry.kwargs if hasattr(entry, "kwargs") else _declared(entry))
     return [
         f"{key}.{unknown}: {registry.kind} {name!r} has no keyword {unknown!r}; it has: {', '.join(declared) or 'none'}"
         for unknown in given

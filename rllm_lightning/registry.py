@@ -14,7 +14,8 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -129,15 +130,52 @@ def load_plugins(modules: Iterable[str]) -> None:
             raise ValueError(f"plugins: importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 
+@dataclass(frozen=True)
+class PolicyLoss:
+    """An entry of `LOSSES`: a per-token policy loss, and what `--help`, the config check and the trainer need to know of it.
+
+    `function` is called by `algorithms.losses.compute_policy_loss`, whose module says what it takes and returns.
+    """
+
+    function: Callable[..., Any]
+    formula: str  # one line
+    source: str  # paper or library
+    needs_old_logprobs: bool  # false: nobody has to compute them
+    scope: Literal["token", "row", "call"]  # what else in a call the loss of one token depends on: nothing, its row, all of it
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keywords that `loss_kwargs` may hold, with their defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def register_policy_loss(
+    name: str,
+    *,
+    formula: str = "",
+    source: str = "",
+    needs_old_logprobs: bool = True,
+    scope: Literal["token", "row", "call"] = "token",
+) -> Callable[[F], F]:
+    """Decorator that registers a policy loss and returns the function itself. Without `formula` the docstring's first line is shown."""
+
+    def decorate(function: F) -> F:
+        summary = formula or (inspect.getdoc(function) or "").partition("\n")[0]
+        LOSSES.add(name, PolicyLoss(function, summary, source, needs_old_logprobs, scope))
+        return function
+
+    return decorate
+
+
 # One registry a kind. They stand here, and not beside their entries, so that a config can be checked without importing torch.
 ESTIMATORS: Registry[Any] = Registry("advantage estimator", "rllm.algorithm.adv_estimator", ["rllm_lightning.algorithms.advantage"])
-LOSSES: Registry[Any] = Registry("policy loss", "rllm.algorithm.loss_fn", ["rllm_lightning.algorithms.losses"])
+LOSSES: Registry[PolicyLoss] = Registry("policy loss", "rllm.algorithm.loss_fn", ["rllm_lightning.algorithms.losses"])
 TASKS: Registry[Any] = Registry("task", "task.name", ["rllm_lightning.tasks.reasoning_gym", "rllm_lightning.tasks.jsonl"])
 WORKFLOWS: Registry[Any] = Registry("workflow", "rllm.workflow.name", ["rllm_lightning.workflows.single_turn"])
 ENGINES: Registry[Any] = Registry("rollout engine", "rollout_engine.name", ["rllm_lightning.rollout.scripted", "rllm_lightning.rollout.hf"])
 TRACKERS: Registry[Any] = Registry("tracker", "rllm.trainer.logger", ["rllm_lightning.tracking.trackers"])
 
-register_policy_loss = LOSSES.register
 register_task = TASKS.register
 register_workflow = WORKFLOWS.register
 register_rollout_engine = ENGINES.register
