@@ -170,7 +170,9 @@ def register_policy_loss(
 
 # One registry a kind. They stand here, and not beside their entries, so that a config can be checked without importing torch.
 ESTIMATORS: Registry[Any] = Registry("advantage estimator", "rllm.algorithm.adv_estimator", ["rllm_lightning.algorithms.advantage"])
-LOSSES: Registry[PolicyLoss] = Registry("policy loss", "rllm.algorithm.loss_fn", ["rllm_lightning.algorithms.losses"])
+LOSSES: Registry[PolicyLoss] = Registry(
+    "policy loss", "rllm.algorithm.loss_fn", ["rllm_lightning.algorithms.losses", "rllm_lightning.algorithms.joint_losses"]
+)
 TASKS: Registry[Any] = Registry("task", "task.name", ["rllm_lightning.tasks.reasoning_gym", "rllm_lightning.tasks.jsonl"])
 WORKFLOWS: Registry[Any] = Registry("workflow", "rllm.workflow.name", ["rllm_lightning.workflows.single_turn"])
 ENGINES: Registry[Any] = Registry("rollout engine", "rollout_engine.name", ["rllm_lightning.rollout.scripted", "rllm_lightning.rollout.hf"])

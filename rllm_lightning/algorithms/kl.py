@@ -1,8 +1,8 @@
-"""The KL divergence to a reference policy, estimated at the sampled tokens.
+"""KL divergences estimated at the sampled tokens: to a reference policy, and between the policy before and after updates.
 
     KL(π ‖ π_ref) = E over tokens sampled from π of  log π - log π_ref
 
-As a term of the loss its gradient counts; in the reward (`kl_in: reward`) only its value, so detach it there.
+As a term of the loss the gradient of an estimate counts; in the reward (`kl_in: reward`) only its value, so detach it there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from rllm_lightning.algorithms.losses import MAX_LOG_RATIO, clean
+from rllm_lightning.algorithms.losses import MAX_LOG_RATIO, Metrics, bounded_exp, clean
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str, mask: Tensor | None = None) -> Tensor:
@@ -48,3 +48,16 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str, mask: Ten
         beyond = torch.relu(d - MAX_LOG_RATIO)
         return torch.expm1(d - beyond) - d + math.exp(MAX_LOG_RATIO) * beyond
     raise ValueError(f"rllm.algorithm.kl_estimator: unknown estimator {estimator!r}; known: k1, k2, k3")
+
+
+@torch.no_grad()
+def drift_metrics(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Metrics:
+    """How far the policy went from the old one, as metrics of `losses`, whatever the loss.
+
+    `approx_kl` k3 estimate of KL(old ‖ now), 0 before any update; `ratio` π/π_old, 1 then; `ratio_gap/max` largest |ratio - 1|.
+    """
+    now_BT = clean(logprobs_BT, mask_BT)
+    old_BT = clean(old_logprobs_BT, mask_BT, now_BT.dtype)
+    ratio_BT = clean(bounded_exp(now_BT - old_BT), mask_BT)
+    gap_BT = clean(ratio_BT - 1, mask_BT).abs()
+    return {"approx_kl": kl_penalty(old_BT, now_BT, "k3"), "ratio": ratio_BT, "ratio_gap/max": gap_BT}

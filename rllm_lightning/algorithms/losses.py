@@ -16,8 +16,8 @@ are what `rllm.algorithm.loss_kwargs` may hold. It never averages over tokens: t
 
 A metric is a [B, T] tensor without gradient; it is averaged over the tokens of the minibatch, unless its name ends in `/max`.
 
-Losses in which the tokens of a row or of a call see each other are in `joint_losses`, the KL to a reference is in `kl`, the weights
-between sampler and trainer in `correction`, the weights `weights_B` in `aggregation`.
+Losses in which the tokens of a row or of a call see each other are in `joint_losses`, the KL to a reference and the drift from
+the old policy in `kl`, the weights between sampler and trainer in `correction`, the weights `weights_B` in `aggregation`.
 
 Notation: B rows, T response positions, π the policy, A advantage, ρ = π/π_old, sg() stops the gradient.
 """
@@ -25,7 +25,7 @@ Notation: B rows, T response positions, π the policy, A advantage, ρ = π/π_o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -158,7 +158,8 @@ def cross_entropy(
 
 @register_policy_loss("importance_sampling", formula="-ρ·A", source="Tinker's importance_sampling")
 def importance_sampling(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """-ρ·A with a differentiable ratio: its gradient is -ρ·A·∇logπ, an unbiased off-policy gradient for each token."""
+    """-ρ·A with a differentiable ratio, so with the gradient -ρ·A·∇logπ: in expectation that of the policy as it is now, but for
+    the prefixes, which stay those of the old one. Nothing bounds it."""
     return -bounded_exp(logprobs_BT - old_logprobs_BT) * advantages_BT
 
 
@@ -244,3 +245,39 @@ def sapo(
     ratio_BT = bounded_exp(logprobs_BT - old_logprobs_BT)
     tau_BT = torch.where(advantages_BT > 0, tau_pos, tau_neg).to(ratio_BT.dtype)
     return -4 / tau_BT * torch.sigmoid(tau_BT * (ratio_BT - 1)) * advantages_BT
+
+
+@register_policy_loss("dppo", formula="-M·ρ·A, M = 0 where ρ moved away by a divergence above delta, else 1", source="arXiv:2602.04879")
+def dppo(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    divergence: Literal["tv", "kl"] = "tv",
+    delta: float = 0.2,
+) -> tuple[Tensor, Metrics]:
+    """Divergence proximal policy optimisation: PPO whose trust region is the probability that moved, not the ratio.
+
+    A token has no gradient where its update leads away from the old policy (A > 0 and ρ > 1, or A < 0 and ρ < 1) and the
+    divergence is above `delta` already. The divergence is that of the two-way choice "this token or another one", with
+    probabilities p (old) and q (now): `tv` |q - p|, `kl` p·log(p/q) + (1-p)·log((1-p)/(1-q)). Usual deltas: .15 to .2 for tv,
+    .05 for kl. The paper measures from the sampler's log-probabilities (`rollout_correction.bypass_mode=true`).
+
+    Metrics: `clip_frac` share of tokens without gradient.
+
+    Raises:
+        ValueError: unknown `divergence`.
+    """
+    if divergence not in ("tv", "kl"):
+        raise ValueError(f"rllm.algorithm.loss_kwargs.divergence: expected tv or kl, got {divergence!r}")
+    ratio_BT = bounded_exp(logprobs_BT - old_logprobs_BT)
+    now_BT, old_BT = logprobs_BT.detach(), old_logprobs_BT
+    if divergence == "tv":
+        moved_BT = (now_BT.exp() - old_BT.exp()).abs()
+    else:
+        tiny = torch.finfo(now_BT.dtype).tiny  # a probability of exactly 1 leaves 0 for the other tokens
+        rest_now_BT, rest_old_BT = (-torch.expm1(now_BT)).clamp_min(tiny), (-torch.expm1(old_BT)).clamp_min(tiny)
+        moved_BT = old_BT.exp() * (old_BT - now_BT) + rest_old_BT * (rest_old_BT.log() - rest_now_BT.log())
+    blocked_BT = (moved_BT > delta) & (advantages_BT * (now_BT - old_BT) > 0)
+    return torch.where(blocked_BT, ratio_BT.detach(), ratio_BT) * -advantages_BT, {"clip_frac": blocked_BT}
