@@ -1,0 +1,108 @@
+"""`metrics.csv`: every scalar, one row a step. Kept as it grows by `MetricsTable`, read back by `read_metrics`.
+
+The first column is `step`; others join, at the right, when a metric first appears. Floats are written with all their digits
+(`repr`), so that reading gives the very same numbers; not-a-number is `nan`, infinities `inf` and `-inf`; an empty field is
+a metric that this step did not have.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rllm_lightning.tracking.run_directory import atomic_write
+
+Number = int | float
+STEP = "step"
+
+
+def as_numbers(metrics: Mapping[str, Any]) -> dict[str, Number]:
+    """Metrics as Python numbers; NumPy and tensor scalars and booleans are converted.
+
+    Raises:
+        ValueError: a value is not one number; the message names its key.
+    """
+    return {key: _as_number(key, value) for key, value in metrics.items()}
+
+
+def _as_number(key: str, value: Any) -> Number:
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, int | float):
+        raise ValueError(f"metric {key!r}: expected one number, got {type(value).__name__} {value!r}")
+    return value
+
+
+class MetricsTable:
+    """The file, open for further rows. A row is safe from the end of the process as soon as `append` returns."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.columns, self._last_step = [STEP], -1
+        if path.exists():
+            self._write(*_read_text(path))  # written anew, so that an unfinished last line is gone
+
+    def append(self, step: int, metrics: Mapping[str, Number]) -> None:
+        """Add the row of `step`. More metrics of the last row's own step join that row.
+
+        Raises:
+            ValueError: a later step is in the table already.
+        """
+        if step < self._last_step:
+            raise ValueError(f"metrics of step {step} come after those of step {self._last_step}; log steps in order")
+        new = [key for key in metrics if key not in self.columns]
+        row = {STEP: str(step), **{key: repr(value) for key, value in metrics.items()}}
+        if new or step == self._last_step or not self.path.exists():
+            columns, rows = _read_text(self.path) if self.path.exists() else ([STEP], [])
+            rows = [*rows[:-1], rows[-1] | row] if step == self._last_step else [*rows, row]
+            self._write([*columns, *new], rows)
+        else:
+            with self.path.open("a", encoding="utf-8", newline="") as file:
+                file.write(_lines([[row.get(column, "") for column in self.columns]]))
+        self._last_step = step
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the rows of steps after `step`: those a resumed run does again."""
+        if self.path.exists():
+            columns, rows = _read_text(self.path)
+            self._write(columns, [row for row in rows if int(row[STEP]) <= step])
+
+    def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        atomic_write(self.path, _lines([columns, *([row.get(column, "") for column in columns] for row in rows)]))
+        self._adopt(columns, rows)
+
+    def _adopt(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        self.columns = columns
+        self._last_step = int(rows[-1][STEP]) if rows else -1
+
+
+def read_metrics(path: str | Path) -> list[dict[str, float]]:
+    """The rows of a `metrics.csv`: `{"step": ..., metric: value}` without the metrics that a step did not have.
+
+    Raises:
+        ValueError: the file is not a table of metrics.
+    """
+    try:
+        return [{key: float(value) for key, value in row.items() if value} for row in _read_text(Path(path))[1]]
+    except ValueError as error:
+        raise ValueError(f"{path}: not a table of metrics ({error})") from error
+
+
+def _read_text(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    text = path.read_text(encoding="utf-8")
+    text = text[: text.rfind("\n") + 1]  # a process that was killed may leave an unfinished last line
+    columns, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[STEP]]
+    if columns[:1] != [STEP]:
+        raise ValueError(f"{path}: the first column is {columns[:1]}, not {STEP!r}")
+    return columns, [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue()

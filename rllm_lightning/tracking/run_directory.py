@@ -1,0 +1,161 @@
+"""The folder of one run: `{run_root}/{project_name}/{experiment_name}-{id}/`, and where in it each file lies.
+
+`RunDirectory.create(config)` makes a new one and writes the resolved `config.yaml`; `RunDirectory.open(path)` is for resuming
+and viewing. Nothing is ever overwritten: a folder is made exclusively, and files that are written as a whole go through
+`atomic_write`. To add a file to a run: add a property here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import unicodedata
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllm_lightning import schema
+from rllm_lightning.config import Config
+from rllm_lightning.tracking.secrets import scrub
+
+MAX_NAME_BYTES = 120  # file systems allow 255 bytes a name; the id and suffixes of files inside need some
+RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)", re.IGNORECASE)  # names Windows keeps for devices
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """An existing run directory."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, config: Config) -> RunDirectory:
+        """Make the directory of a new run and write its `config.yaml`.
+
+        Raises:
+            ValueError: no directory can be made under `run_root`.
+        """
+        trainer = config.rllm.trainer
+        root = Path(config.run_root).expanduser().absolute()
+        project = root / safe_name(trainer.project_name)
+        try:
+            project.mkdir(parents=True, exist_ok=True)
+            run = cls(_make_exclusively(project, safe_name(trainer.experiment_name)))
+            atomic_write(run.config_yaml, config_text(config))
+        except OSError as error:
+            raise ValueError(f"run_root: cannot make a run directory under {str(root)!r} ({error}); choose a writable folder") from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """An existing run directory.
+
+        Raises:
+            ValueError: `path` is not a folder with a `config.yaml`.
+        """
+        folder = Path(path).expanduser().absolute()
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"{folder}: not a run directory (it has no config.yaml)")
+        return cls(folder)
+
+    @property
+    def id(self) -> str:
+        """Start time and random digits: the end of the folder's name (the whole name where somebody renamed it)."""
+        match = re.search(r"\d{8}-\d{6}-[0-9a-f]{6}$", self.path.name)
+        return match.group() if match else self.path.name
+
+    @property
+    def config_yaml(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_csv(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def summary_json(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def episodes(self) -> Path:
+        return self.path / "episodes"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def report_html(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+
+def safe_name(name: str) -> str:
+    """`name` as one path component: letters (of any script), digits, `_ . - + = @ ,`, at most `MAX_NAME_BYTES` bytes.
+
+    Everything else becomes `-`; dots and dashes at the ends go, so `..` and hidden names cannot arise; nothing left is `unnamed`.
+    """
+    text = unicodedata.normalize("NFC", name)
+    text = "".join(c if c in "_.-+=@," or unicodedata.category(c)[0] in "LMN" else "-" for c in text)
+    text = re.sub(r"-{2,}", "-", text).strip(".-")
+    text = text.encode()[:MAX_NAME_BYTES].decode(errors="ignore").rstrip(".-")
+    return f"_{text}" if RESERVED.match(text) else text or "unnamed"
+
+
+def _make_exclusively(parent: Path, name: str) -> Path:
+    while True:
+        # not Python's or NumPy's generator: runs that start with one seed must not draw one id
+        path = parent / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+
+
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Write a whole file: after a crash at any moment `path` holds the old content or the new, never a part."""
+    data = content if isinstance(content, bytes) else content.encode("utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".writing-{secrets.token_hex(6)}")  # in the same folder: a rename between file systems is no rename
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def config_text(config: Config) -> str:
+    """A config as YAML that `load_config` reads back to the same values; secrets are masked."""
+    return yaml.dump(scrub(schema.to_plain_tree(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that our reader would otherwise take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = isinstance(schema.guess(text), str) and text.strip() == text
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # else it would be read as an interpolation
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -1,0 +1,89 @@
+"""Secrets are masked in whatever a run writes down: `scrub` for plain data, `scrub_text` for text.
+
+Three rules, each blind to the harmless look-alikes (`max_tokens`, `token-mean`, `tokenizer`, `pad_token`):
+a value whose key names a secret (`api_key`, `hf_token`, `password`); user and password inside a URL, and secrets in its
+query; and, anywhere in text, the value of an environment variable whose name is one of a secret (`WANDB_API_KEY`).
+To mask one more kind of key: add its word to `SECRET_WORDS`, or its last two words to `SECRET_PAIRS`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+MASK = "***"
+MIN_LENGTH = 8  # characters; a shorter value of an environment variable is no secret worth the name, and would mask ordinary text
+
+SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey", "authorization"}
+SECRET_ENDINGS = {"token", "pass"}
+SECRET_PAIRS = {
+    *((kind, "key") for kind in ("api", "access", "private", "secret", "signing", "encryption", "ssh", "account")),
+    *((kind, plural) for kind in ("api", "access", "auth", "bearer", "refresh", "session") for plural in ("keys", "tokens")),
+}
+TEXT_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "start", "special", "image", "think", "per", "next", "new"}
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
+_USER_INFO = re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s\"']*(?=@)|(?<=https://)[^/\s:@\"']+(?=@)")
+_QUERY = re.compile(r"(?<=[?&])((?:api|access)_?key|(?:access_|auth_)?token|password|secret|signature|sig)=[^&\s\"'#]+", re.IGNORECASE)
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether a config key, or an environment variable's name, says that its value is a secret."""
+    words = [word.lower() for word in _WORD.findall(key)]
+    if SECRET_WORDS & set(words):
+        return True
+    before, last = words[-2] if len(words) > 1 else "", words[-1] if words else ""
+    return (before, last) in SECRET_PAIRS or (last in SECRET_ENDINGS and before not in TEXT_TOKENS)
+
+
+def environment_secrets() -> list[str]:
+    """The values of the environment's secret variables, longest first (one may contain another)."""
+    values = {value for name, value in os.environ.items() if len(value) >= MIN_LENGTH and is_secret_key(name)}
+    return sorted(values, key=len, reverse=True)
+
+
+def scrub_text(text: str, secrets: list[str] | None = None) -> str:
+    """`text` with passwords in URLs and the environment's secret values (or the given `secrets`) masked."""
+    for secret in environment_secrets() if secrets is None else secrets:
+        text = text.replace(secret, MASK)
+    if "://" not in text:
+        return text
+    return _QUERY.sub(rf"\1={MASK}", _USER_INFO.sub(MASK, text))
+
+
+def scrub_arguments(argv: Sequence[str]) -> list[str]:
+    """A command line with the values of secret keys, and what `scrub_text` masks, masked."""
+    scrubbed = []
+    for argument in argv:
+        key, equals, _ = argument.partition("=")
+        scrubbed.append(f"{key}={MASK}" if equals and is_secret_key(key) else scrub_text(argument))
+    return scrubbed
+
+
+def scrub(value: Any, *, keys: bool = True) -> Any:
+    """Plain data (dicts, lists, scalars) with secrets masked.
+
+    Args:
+        value: what is to be written down; it is not changed.
+        keys: also mask by the names of keys. False for rollouts, where a task may have a `secret` that is no secret of ours.
+    """
+    return _scrub(value, environment_secrets(), keys, hidden=False)
+
+
+def _scrub(value: Any, secrets: list[str], keys: bool, hidden: bool) -> Any:
+    if isinstance(value, dict):
+        return {
+            scrub_text(key, secrets) if isinstance(key, str) else key: _scrub(
+                item, secrets, keys, hidden or (keys and isinstance(key, str) and is_secret_key(key))
+            )
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_scrub(item, secrets, keys, hidden) for item in value]
+    if value is None or isinstance(value, bool | float):
+        return value
+    if hidden and value != "":
+        return MASK
+    return scrub_text(value, secrets) if isinstance(value, str) else value

@@ -1,0 +1,141 @@
+"""`summary.json`: what a run came to. Written when the run begins, after each validation, and at its end.
+
+`metrics` holds the course of every headline metric (`val/*` and `reward/*/mean`): its first, last and best value.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import rllm_lightning
+from rllm_lightning.config import Config
+from rllm_lightning.tracking.metrics_table import Number, as_numbers, read_metrics
+from rllm_lightning.tracking.run_directory import RunDirectory, atomic_write
+from rllm_lightning.tracking.secrets import scrub
+from rllm_lightning.types import to_plain
+
+Status = Literal["running", "done", "failed", "interrupted"]
+
+PACKAGES = ("torch", "lightning", "transformers", "omegaconf", "numpy", "wandb", "reasoning-gym")
+NUM_TOKENS = "rollout/num_response_tokens"  # the metric that counts the tokens sampled in a step, on all ranks
+
+
+def status_of(exit_code: int) -> Status:
+    """The status of a run whose process exits with `exit_code`."""
+    return "done" if exit_code == 0 else "interrupted" if exit_code in (130, 143) else "failed"
+
+
+def is_headline(key: str) -> bool:
+    """Whether a metric belongs in the summary of a run."""
+    return key.startswith("val/") or re.fullmatch(r"reward/.+/mean", key) is not None
+
+
+@dataclass
+class Course:
+    """The course of one metric over a run. `best` is the largest finite value (None: there is none), at its first step."""
+
+    first: Number
+    last: Number
+    best: Number | None = None
+    best_step: int | None = None
+
+    def update(self, value: Number, step: int) -> None:
+        self.last = value
+        if math.isfinite(value) and (self.best is None or value > self.best):
+            self.best, self.best_step = value, step
+
+
+def update_courses(courses: dict[str, Course], metrics: Mapping[str, Number], step: int) -> None:
+    """Carry the headline metrics among `metrics` into `courses`."""
+    for key, value in metrics.items():
+        if is_headline(key):
+            courses.setdefault(key, Course(value, value)).update(value, step)
+
+
+class RunSummary:
+    """Follows a run and writes its `summary.json`. Make and use it on rank 0 alone."""
+
+    def __init__(self, run: RunDirectory, config: Config):
+        self.run = run
+        self.config = config
+        self.courses: dict[str, Course] = {}
+        self.num_steps = 0
+        self._num_tokens: Number | None = None
+        self._earlier_s = 0.0
+        self._start = time.monotonic()
+        self._git_commit = git_commit()
+
+    def begin(self, step: int = 0) -> None:
+        """Write the first summary. When a run resumes after `step`, its earlier metrics and time are taken up again."""
+        self._start = time.monotonic()
+        if step > 0 and self.run.metrics_csv.exists():
+            for row in read_metrics(self.run.metrics_csv):
+                if (row_step := int(row.pop("step"))) <= step:
+                    self._follow(row, row_step)
+        if step > 0 and self.run.summary_json.exists():
+            self._earlier_s = json.loads(self.run.summary_json.read_text(encoding="utf-8"))["wall_time_s"]
+        self.num_steps = step
+        self._write("running")
+
+    def add(self, metrics: Mapping[str, Any], step: int) -> None:
+        """The metrics of one step."""
+        self._follow(as_numbers(metrics), step)
+        if any(key.startswith("val/") for key in metrics):
+            self._write("running")
+
+    def finish(self, status: Status) -> None:
+        """Write the last summary."""
+        self._write(status)
+
+    def _follow(self, metrics: Mapping[str, Number], step: int) -> None:
+        update_courses(self.courses, metrics, step)
+        self.num_steps = step
+        if NUM_TOKENS in metrics:
+            self._num_tokens = (self._num_tokens or 0) + metrics[NUM_TOKENS]
+
+    def _write(self, status: Status) -> None:
+        algorithm, wall_time_s = self.config.rllm.algorithm, self._earlier_s + time.monotonic() - self._start
+        content = {
+            "name": self.config.rllm.trainer.experiment_name,
+            "id": self.run.id,
+            "status": status,
+            "seed": self.config.seed,
+            "estimator": algorithm.estimator_of(""),
+            "loss_fn": algorithm.loss_of(""),
+            "steps": self.num_steps,
+            "wall_time_s": wall_time_s,
+            "tokens_per_s": self._num_tokens / wall_time_s if self._num_tokens and wall_time_s > 0 else None,
+            "metrics": self.courses,
+            "versions": versions(),
+            "git_commit": self._git_commit,
+        }
+        atomic_write(self.run.summary_json, json.dumps(scrub(to_plain(content)), indent=2, allow_nan=False) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Python, this library, and the packages that decide a run's numbers (those that are installed)."""
+    found = {"python": platform.python_version(), "rllm-lightning": rllm_lightning.__version__}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit checked out in the working directory; None outside of a repository."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

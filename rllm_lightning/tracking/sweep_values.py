@@ -1,0 +1,66 @@
+"""Under a W&B sweep: are the values that the sweep shows for this run the ones it uses?
+
+W&B locks the swept keys to the values it issued, whatever the run does with them, so a run whose command line lost one would be
+shown, and judged by the optimiser, under a value it never used. `check_swept_values` refuses to start such a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllm_lightning import schema
+from rllm_lightning.config import Config, ConfigError, load_config
+
+SWEEP_ID = "WANDB_SWEEP_ID"
+SWEEP_VALUES = "WANDB_SWEEP_PARAM_PATH"  # a YAML file {key: {value: ...}}, written by W&B's agents and by ours
+
+
+def check_swept_values(config: Config) -> None:
+    """Compare `config` with the values that the sweep around this process issued. Without a sweep: nothing.
+
+    Raises:
+        ValueError: a value differs, or a swept key is no key of the config; the message names each.
+    """
+    if not (path := os.environ.get(SWEEP_VALUES)):
+        return
+    entries = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    swept = {key: entry["value"] for key, entry in entries.items() if isinstance(entry, Mapping) and "value" in entry}
+    used = schema.to_plain_tree(config)
+    try:  # the swept values take the way of command-line arguments, so that `1e-3` or a nested mapping mean the same
+        shown = load_config([json.dumps(used), json.dumps(swept)])
+    except ConfigError as error:
+        raise ValueError(f"the sweep's parameters do not fit the configuration:\n{error}") from error
+    differing = [
+        f"{key}: the sweep says {_select(shown, key)!r}, this run uses {_select(used, key)!r}"
+        for key in _leaves(swept)
+        if _select(shown, key) != _select(used, key)
+    ]
+    if differing:
+        raise ValueError(
+            "\n".join(
+                [
+                    *differing,
+                    "W&B would show the sweep's values: pass them on (command: [..., ${args_no_hyphens}]) and set nothing over them",
+                ]
+            )
+        )
+
+
+def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}"
+
+
+def _select(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree

@@ -1,0 +1,47 @@
+"""A run directory in a temporary folder, and an environment in which W&B can reach nothing outside of it."""
+
+import pytest
+
+from rllm_lightning.config import Config
+from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.types import Episode, Step, TerminationReason, Trajectory
+
+
+@pytest.fixture(autouse=True)
+def hermetic(tmp_path, monkeypatch):
+    """No login, no sweep, no service address of another process; W&B's folders and the network's way out are dead ends."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("WANDB_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # the discard port: nothing listens
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def config(tmp_path):
+    config = Config(run_root=str(tmp_path / "runs"), seed=7)
+    config.rllm.trainer.project_name = "demo"
+    config.rllm.trainer.experiment_name = "first"
+    return config
+
+
+@pytest.fixture
+def run(config):
+    return RunDirectory.create(config)
+
+
+@pytest.fixture
+def make_episode():
+    def make(task_id="sum:1", rollout=0, reward=1.0, advantage=0.5, prompt="1+1=?", response="2"):
+        chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+        step = Step(prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.1], chat_completions=chat, model_response=response, advantage=advantage)
+        trajectory = Trajectory(name="solver", steps=[step], reward=reward)
+        reason = TerminationReason.ENV_DONE
+        return Episode(id=f"{task_id}:{rollout}", is_correct=reward > 0, termination_reason=reason, trajectories=[trajectory])
+
+    return make
