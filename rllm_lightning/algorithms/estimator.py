@@ -1,0 +1,117 @@
+"""What an advantage estimator is, and its registration.
+
+An estimator is a function of the rewards of one role:
+
+    rewards: list of 1-D arrays, one a TrajectoryGroup   --estimator-->   (advantages, returns), two lists aligned with it
+
+Everything else it wants, it asks for by naming a parameter (see `needs.py` for the names); the remaining parameters are its
+own keywords, which users set under `rllm.algorithm.estimator_kwargs`. To add one, in a module of your own named in `plugins`:
+
+    @register_rllm_adv_estimator("x")
+    def x(rewards, alpha=0.5, **kwargs): ...
+
+and choose it with `rllm.algorithm.adv_estimator=x`. Functions written for rLLM, `(rewards, **kwargs)` or
+`(rewards, algorithm_config, **kwargs)`, run unchanged.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from rllm_lightning.config import rLLMAdvantageEstimator
+from rllm_lightning.registry import ESTIMATORS as RLLM_ADV_ESTIMATOR_REGISTRY
+
+Scope = Literal["trajectory", "group", "role-batch"]
+Per = Literal["trajectory", "step", "token"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What the caller hands to every estimator that names it.
+CONTEXT = ("norm_adv_by_std_in_grpo", "algorithm_config", "traj_groups")
+# What an estimator may need beyond one reward a trajectory; `needs.py` gathers it.
+NEEDS = (
+    "lengths",
+    "reward_components",
+    "step_rewards",
+    "state_keys",
+    "values",
+    "greedy_rewards",
+    "logprobs",
+    "teacher_logprobs",
+    "state",
+)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A registered estimator. Calling it calls its function.
+
+    Attributes:
+        function: `(rewards, **keywords) -> (advantages, returns)`.
+        formula: one line.
+        scope: the smallest set of trajectories it must see at once. `role-batch` is the safe choice.
+        per: what one advantage belongs to. For each group the function returns `trajectory`: one number a trajectory; `step`:
+            for each trajectory, one number a step; `token`: for each trajectory and step, one number a response token.
+        needs: which of `NEEDS` it takes.
+        kwargs: its own keywords.
+        source: where the formula comes from.
+    """
+
+    function: Callable[..., Any]
+    formula: str
+    scope: Scope
+    per: Per
+    needs: tuple[str, ...]
+    kwargs: tuple[str, ...]
+    source: str
+
+    def __call__(self, rewards: Any, **keywords: Any) -> Any:
+        return self.function(rewards, **keywords)
+
+    def accepted(self, offered: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the keywords that the function can take."""
+        parameters = inspect.signature(self.function).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return dict(offered)
+        return {name: value for name, value in offered.items() if name in parameters}
+
+
+def register_rllm_adv_estimator(
+    name: str | rLLMAdvantageEstimator,
+    *,
+    formula: str = "",
+    scope: Scope = "role-batch",
+    per: Per = "trajectory",
+    source: str = "",
+    kwargs: Iterable[str] = (),
+) -> Callable[[F], F]:
+    """Register a function as the advantage estimator `name`. Needs and keywords are read from its parameters.
+
+    Args:
+        formula, scope, per, source: see `Estimator`.
+        kwargs: keywords it takes through `**kwargs`, besides those that are parameters.
+
+    Raises:
+        ValueError: another function has the name already.
+    """
+
+    def register(function: F) -> F:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        own = tuple(dict.fromkeys([key for key in named if key not in CONTEXT + NEEDS] + list(kwargs)))
+        needs = tuple(key for key in named if key in NEEDS)
+        RLLM_ADV_ESTIMATOR_REGISTRY.add(str(name), Estimator(function, formula, scope, per, needs, own, source))
+        return function
+
+    return register
+
+
+def get_rllm_adv_estimator(name: str | rLLMAdvantageEstimator) -> Callable[..., Any]:
+    """The function registered as `name`.
+
+    Raises:
+        ValueError: no such estimator; the message lists the registered names and the closest match.
+    """
+    return RLLM_ADV_ESTIMATOR_REGISTRY.get(str(name)).function
