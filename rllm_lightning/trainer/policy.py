@@ -1,0 +1,169 @@
+"""`Policy`: the trained module. It scores tokens (log-probs, entropies, values), keeps the reference policy, and saves itself.
+
+    MicroBatch -> body -> hidden states where a response token is predicted -> head (`head.py`) -> [B, T] tensors
+
+Dropout is off in the model (`models.load.disable_dropout`), so sampling, log-prob passes and updates see one distribution;
+the module is in training mode during updates only (gradient checkpointing needs it) and in eval mode otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rllm_lightning.config import Config
+from rllm_lightning.models.load import load_model
+from rllm_lightning.trainer.batch import MicroBatch
+from rllm_lightning.trainer.head import logprobs_from_logits, token_logprobs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Scores:
+    """What the policy says of the response tokens of a micro-batch: [B, T] each, 0 in padding, float32.
+
+    `logprobs` under the training temperature; `entropies` of the same distribution; `values` where there is a value head.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor
+    values: Tensor | None = None
+
+
+class Policy(nn.Module):
+    """A causal language model as the policy of token choices.
+
+    Args:
+        model: a Hugging Face causal LM (or a PEFT model around one).
+        tokenizer: its tokenizer.
+        temperature: of the training rollouts; log-probs are those of logits / temperature.
+        value_head: add a linear head that estimates the return from each token's state (for estimators that need values).
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0, value_head: bool = False):
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.value_head: nn.Linear | None = None
+        if value_head:
+            width = model.get_output_embeddings().weight.shape[1]
+            self.value_head = nn.Linear(width, 1, dtype=torch.float32)
+            nn.init.zeros_(self.value_head.weight)
+        self._reference: list[Any] = []  # in a list, so that it is no submodule: neither trained nor in checkpoints
+        self._compiled_body: Callable[..., Any] | None = None
+        self.plain_head = self._has_plain_head()
+        if value_head and not self.plain_head:
+            raise ValueError("model.name: this model's head is more than a matrix product; a value head cannot be put beside it")
+        self.eval()
+
+    @classmethod
+    def from_config(cls, config: Config, value_head: bool = False) -> Policy:
+        """The policy that a config names. Raises `ConfigError` where the model cannot be loaded."""
+        model, tokenizer = load_model(config.model, config.seed)
+        policy = cls(model, tokenizer, config.sampling.train.temperature, value_head)
+        if config.model.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if config.model.compile:
+            # the bound method, not the module: parameter names stay as they are, and sampling stays eager
+            policy._compiled_body = torch.compile(policy._causal_lm.base_model.forward, dynamic=True)
+        return policy
+
+    @property
+    def _causal_lm(self) -> Any:
+        """The causal LM itself, inside of adapters."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def forward(self, micro: MicroBatch) -> Scores:
+        """Score the response tokens of `micro` (see `Scores`)."""
+        columns_BT, mask_BT = micro.predicting_columns_BT, micro.mask_BT.bool()
+        rows_N, positions_N = mask_BT.nonzero()[:, 0], columns_BT[mask_BT]
+        targets_N = micro.targets_BT[mask_BT]
+        inputs = {"input_ids": micro.input_ids_BL, "attention_mask": micro.attention_mask_BL, "use_cache": False}
+        values_N = None
+        if self.plain_head:
+            body = self._compiled_body or self._causal_lm.base_model
+            hidden_ND = body(**inputs).last_hidden_state[rows_N, positions_N]
+            head = self._causal_lm.get_output_embeddings()
+            logprobs_N, entropies_N = token_logprobs(hidden_ND, head.weight, getattr(head, "bias", None), targets_N, self.temperature)
+            if self.value_head is not None:
+                values_N = self.value_head(hidden_ND.float()).squeeze(-1)
+        else:
+            logits_NV = self.model(**inputs).logits[rows_N, positions_N]
+            logprobs_N, entropies_N = logprobs_from_logits(logits_NV, targets_N, self.temperature)
+        padded = [
+            None if values is None else torch.zeros(mask_BT.shape, dtype=values.dtype, device=values.device).masked_scatter(mask_BT, values)
+            for values in (logprobs_N, entropies_N, values_N)
+        ]
+        return Scores(*padded)  # type: ignore[arg-type]
+
+    def _has_plain_head(self) -> bool:
+        """Whether the logits are the head's matrix product and nothing else (no scaling, no soft cap): tried on two tokens."""
+        ids = torch.tensor([[0, 1]], device=self.device)
+        with torch.no_grad():
+            hidden = self._causal_lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            direct = self._causal_lm.get_output_embeddings()(hidden).float()
+            whole = self._causal_lm(input_ids=ids, use_cache=False).logits.float()
+        return direct.shape == whole.shape and torch.allclose(direct, whole, rtol=1e-3, atol=1e-3 * whole.abs().max().item())
+
+    # ------------------------------------------------------------------------------------------------- reference policy
+
+    def keep_reference(self) -> None:
+        """Remember the weights of this moment as the reference policy. With adapters nothing is copied: the reference is the
+        model without them."""
+        if not hasattr(self.model, "disable_adapter") and not self._reference:
+            frozen = copy.deepcopy(self.model).eval().requires_grad_(False)
+            self._reference = [Policy(frozen, self.tokenizer, self.temperature)]
+
+    @property
+    def reference_weights(self) -> dict[str, Tensor] | None:
+        """The reference policy's own weights (for checkpoints), None where it has none."""
+        return self._reference[0].model.state_dict() if self._reference else None
+
+    def load_reference(self, weights: dict[str, Tensor]) -> None:
+        self.keep_reference()
+        self._reference[0].model.load_state_dict(weights)
+
+    @torch.no_grad()
+    def reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        """Log-probs [B, T] of the response tokens under the reference policy."""
+        if hasattr(self.model, "disable_adapter"):
+            with self.model.disable_adapter():
+                return self(micro).logprobs
+        if not self._reference:
+            raise RuntimeError("no reference policy: call keep_reference() before training")
+        reference = self._reference[0]
+        if reference.device != self.device:
+            reference.to(self.device)
+        return reference(micro).logprobs
+
+    # ------------------------------------------------------------------------------------------------------------ saving
+
+    @contextlib.contextmanager
+    def training_mode(self) -> Iterator[None]:
+        """Training mode inside, the former mode after."""
+        former = self.training
+        self.train()
+        try:
+            yield
+        finally:
+            self.train(former)
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer in Hugging Face format (safetensors); adapters are merged into the weights."""
+        model = copy.deepcopy(self.model).merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
+        model.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)

@@ -1,0 +1,171 @@
+"""The loss of one minibatch and its gradient, and the metrics of a batch's updates.
+
+    rows -> weights by global counts -> micro-batches -> policy(micro) -> per-token losses x row weights -> backward
+
+Everything that averages (the loss modes, every metric) divides by counts over the whole minibatch, so the result does not
+depend on how the rows were cut into micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rllm_lightning.algorithms.aggregation import loss_weights
+from rllm_lightning.algorithms.correction import effective_sample_size, rollout_correction_weights
+from rllm_lightning.algorithms.kl import drift_metrics, kl_penalty
+from rllm_lightning.algorithms.losses import Metrics, aggregate_loss, compute_policy_loss, metric_totals
+from rllm_lightning.config import Config
+from rllm_lightning.registry import LOSSES
+from rllm_lightning.trainer.batch import MicroBatch, Row, collate, split_micro_batches
+from rllm_lightning.trainer.policy import Policy, Scores
+
+
+class UpdateMetrics:
+    """Sums, maxima and counts over the tokens of all updates of a batch, reduced once by `compute`.
+
+    Keys: `actor/loss` (mean of the minibatches' losses), `actor/entropy`, `actor/approx_kl`, `actor/ratio`, `actor/ratio_gap/max`,
+    `actor/kl_ref`, `actor/value_loss`, `actor/{loss's own}`, `rollout/correction/...` (sampler against trainer),
+    `optim/grad_norm`, `optim/learning_rate`.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.tokens: dict[str, float] = defaultdict(float)
+        self.maxima: dict[str, Tensor] = {}
+        self.losses: list[Tensor] = []
+        self.grad_norms: list[Tensor] = []
+        self.learning_rate = 0.0
+
+    def add(self, prefix: str, metrics: Metrics, mask_BT: Tensor, num_tokens: int) -> None:
+        """The metrics of one micro-batch: [B, T] tensors, as `algorithms.losses` describes them."""
+        for name, total in metric_totals(metrics, mask_BT).items():
+            key = f"{prefix}/{name}"
+            if name.endswith("/max"):
+                self.maxima[key] = torch.maximum(self.maxima[key], total) if key in self.maxima else total
+            else:
+                self.sums[key] = self.sums[key] + total if key in self.sums else total
+                self.tokens[key] += num_tokens
+
+    def add_grad_norm(self, norm: Tensor) -> None:
+        self.grad_norms.append(norm.detach())
+
+    def compute(self) -> dict[str, float]:
+        """The metrics as Python floats; empty where nothing was updated."""
+        if not self.losses:
+            return {}
+        result = {key: float(total) / self.tokens[key] for key, total in self.sums.items()}
+        result |= {key: float(value) for key, value in self.maxima.items()}
+        if "rollout/correction/weight" in result:
+            means = {name: result.pop(f"rollout/correction/{name}") for name in ("weight", "weight_square")}
+            result["rollout/correction/ess"] = effective_sample_size(means)
+        result["actor/loss"] = float(torch.stack(self.losses).mean())
+        result["optim/grad_norm"] = float(torch.stack(self.grad_norms).mean())
+        result["optim/learning_rate"] = self.learning_rate
+        return result
+
+
+class MinibatchUpdate:
+    """The gradient of one minibatch.
+
+    Args:
+        rows: all rows of the minibatch.
+        backward: called with each micro-batch's share of the loss.
+        metrics: where the metrics go.
+    """
+
+    def __init__(self, rows: Sequence[Row], config: Config, policy: Policy, backward: Callable[[Tensor], Any], metrics: UpdateMetrics):
+        self.rows = list(rows)
+        self.config = config
+        self.algorithm = config.rllm.algorithm
+        self.policy = policy
+        self.call_backward = backward
+        self.metrics = metrics
+        lengths = [len(row.response_ids) for row in self.rows]
+        weights = loss_weights(
+            lengths,
+            [row.sequence for row in self.rows],
+            [row.group for row in self.rows],
+            self.algorithm.loss_agg_mode,
+            self.algorithm.loss_norm_length or config.data.max_response_length,
+        )
+        self.weights = {id(row): weight for row, weight in zip(self.rows, weights, strict=True)}
+        self.mean_weight = 1.0 / sum(lengths)  # of the terms that are token means whatever the mode: the value loss
+
+    def backward(self) -> None:
+        """Add the gradient of every micro-batch; what stands in `.grad` afterwards is the minibatch's."""
+        loss = torch.zeros((), dtype=torch.float64)
+        for part in split_micro_batches(self.rows, self.config.training.micro_batch_tokens):
+            micro = collate(part, self.policy.device)
+            share = self._loss(micro, self.policy(micro))
+            self.call_backward(share)
+            loss = loss + share.detach().double().cpu()
+        self.metrics.losses.append(loss)
+
+    def _loss(self, micro: MicroBatch, scores: Scores) -> Tensor:
+        """This micro-batch's share of the minibatch's loss."""
+        algorithm, mask_BT, num_tokens = self.algorithm, micro.mask_BT, sum(len(row.response_ids) for row in micro.rows)
+        old_BT = self._old_logprobs(micro, scores)
+        loss_BT = self._policy_loss(micro, scores, old_BT)
+        loss_BT = loss_BT * self._correction(micro, old_BT, num_tokens)
+        if algorithm.kl_beta > 0:
+            kl_BT = kl_penalty(scores.logprobs, micro.padded([row.ref_logprobs or [] for row in micro.rows]), algorithm.kl_estimator, mask_BT)
+            self.metrics.add("actor", {"kl_ref": kl_BT.detach()}, mask_BT, num_tokens)
+            if algorithm.kl_in == "loss":
+                loss_BT = loss_BT + algorithm.kl_beta * kl_BT
+        if algorithm.entropy_coeff != 0:
+            loss_BT = loss_BT - algorithm.entropy_coeff * scores.entropies
+        self.metrics.add("actor", {"entropy": scores.entropies.detach(), **drift_metrics(scores.logprobs, old_BT, mask_BT)}, mask_BT, num_tokens)
+        loss = aggregate_loss(loss_BT, mask_BT, torch.tensor([self.weights[id(row)] for row in micro.rows], dtype=torch.float64))
+        return loss + self._value_loss(micro, scores, num_tokens) if scores.values is not None else loss
+
+    def _old_logprobs(self, micro: MicroBatch, scores: Scores) -> Tensor:
+        """The log-probs before the update: those of the earlier pass, or this pass's own where nothing was updated in between."""
+        if all(row.old_logprobs is not None for row in micro.rows):
+            return micro.padded([row.old_logprobs or [] for row in micro.rows])
+        return scores.logprobs.detach()
+
+    def _policy_loss(self, micro: MicroBatch, scores: Scores, old_BT: Tensor) -> Tensor:
+        """Each row's loss is that of its role."""
+        advantages_BT = micro.padded([row.advantages for row in micro.rows])
+        names = [self.algorithm.loss_of(row.role) for row in micro.rows]
+        loss_BT = torch.zeros_like(scores.logprobs)
+        for name in dict.fromkeys(names):
+            chosen = torch.tensor([index for index, other in enumerate(names) if other == name], device=old_BT.device)
+            mask = micro.mask_BT[chosen]
+            part, metrics = compute_policy_loss(
+                LOSSES.get(name),
+                scores.logprobs[chosen],
+                old_BT[chosen],
+                advantages_BT[chosen],
+                mask,
+                **(self.algorithm.loss_kwargs if name == self.algorithm.loss_of("") else {}),
+            )
+            self.metrics.add("actor", metrics, mask, sum(len(micro.rows[int(i)].response_ids) for i in chosen))
+            loss_BT = loss_BT.index_copy(0, chosen, part.to(loss_BT.dtype))
+        return loss_BT
+
+    def _correction(self, micro: MicroBatch, old_BT: Tensor, num_tokens: int) -> Tensor:
+        """Weights between sampler and trainer [B, T]; 1 where the sampler gave no log-probs or where they are the old ones."""
+        correction = self.algorithm.rollout_correction
+        if any(row.rollout_logprobs is None for row in micro.rows):
+            return torch.ones_like(old_BT)
+        rollout_BT = micro.padded([row.rollout_logprobs or [] for row in micro.rows])
+        mode = "none" if correction.bypass_mode else correction.mode
+        weights_BT, metrics = rollout_correction_weights(old_BT, rollout_BT, micro.mask_BT, mode, correction.level, correction.cap)
+        self.metrics.add("rollout/correction", metrics, micro.mask_BT, num_tokens)
+        return weights_BT
+
+    def _value_loss(self, micro: MicroBatch, scores: Scores, num_tokens: int) -> Tensor:
+        """Squared error of the values against advantage + old value, a mean over the minibatch's tokens."""
+        values_BT = scores.values
+        assert values_BT is not None, "called where there is a value head"
+        old_values = [row.step.info["values"] for row in micro.rows]
+        targets = [[a + v for a, v in zip(row.advantages, old, strict=True)] for row, old in zip(micro.rows, old_values, strict=True)]
+        error_BT = (values_BT - micro.padded(targets)).square() * micro.mask_BT
+        self.metrics.add("actor", {"value_loss": error_BT.detach()}, micro.mask_BT, num_tokens)
+        return self.algorithm.value_coeff * self.mean_weight * error_BT.sum()
