@@ -243,7 +243,7 @@ def sapo(
     The factor 4/τ makes the gradient at ρ = 1 that of REINFORCE (σ'(0) = 1/4); away from 1 it fades, faster for larger τ.
     """
     ratio_BT = bounded_exp(logprobs_BT - old_logprobs_BT)
-    tau_BT = torch.where(advantages_BT > 0, tau_pos, tau_neg).to(ratio_BT.dtype)
+    tau_BT = torch.full_like(ratio_BT, tau_neg).masked_fill(advantages_BT > 0, tau_pos)
     return -4 / tau_BT * torch.sigmoid(tau_BT * (ratio_BT - 1)) * advantages_BT
 
 
