@@ -1,0 +1,49 @@
+"""Chat messages to token ids and back, and the tokens that end an answer.
+
+The tokenizer's chat template writes the whole prompt, special tokens included; so encoding adds none (no second BOS), and
+nothing is ever cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Chat:
+    """A tokenizer with a chat template.
+
+    Raises:
+        ValueError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any):
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise ValueError("rollout engine hf: the tokenizer has no chat template; set tokenizer.chat_template, or use an instruct model")
+        self.tokenizer = tokenizer
+
+    def render(self, messages: Sequence[dict[str, Any]], for_answer: bool = True) -> str:
+        """The prompt as text; `for_answer` ends it with the header of the assistant's next message."""
+        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=for_answer)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def stop_ids(self, generation_config: Any) -> frozenset[int]:
+        """Every token that ends an answer: the tokenizer's EOS, the checkpoint's (nothing else is taken from its generation
+        config), and the special token with which the template closes an assistant's message."""
+        ids = {self.tokenizer.eos_token_id, self._closing_id()}
+        eos = getattr(generation_config, "eos_token_id", None)
+        ids |= set(eos) if isinstance(eos, list | tuple) else {eos}
+        return frozenset(ids - {None})
+
+    def _closing_id(self) -> int | None:
+        answer = "answer"
+        text = self.render([{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}], for_answer=False)
+        closing = self.encode(text.rpartition(answer)[2])
+        added = self.tokenizer.added_tokens_decoder
+        return closing[0] if closing and closing[0] in added and added[closing[0]].special else None

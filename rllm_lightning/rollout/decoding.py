@@ -1,0 +1,108 @@
+"""Where next-token logits come from: the interface of a decoder, and the plain one.
+
+The engine holds the open requests as rows of a batch. It asks the decoder to `admit` prompts (new rows at the end of the
+batch), to `step` (append one token to every row) and to `drop` rows; the decoder answers with the logits of each row's next
+token and keeps whatever state it needs for that. To add a decoder, write these methods and hand it to the engine.
+
+Shapes: B rows of the batch, N new rows, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rllm_lightning.rollout.weights import SamplingModel
+
+
+class Decoder(Protocol):
+    """Rows are numbered 0 to B-1. All calls are made under `torch.inference_mode`."""
+
+    def admit(self, prompts: Sequence[list[int]]) -> Tensor:
+        """Append a row for each prompt; the logits_NV of their first tokens."""
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        """Append a token to every row; the logits_BV of the next ones."""
+
+    def drop(self, rows: Sequence[int]) -> list[int]:
+        """Remove rows; the old numbers of the rows that are left, in their new order."""
+
+    def clear(self) -> None:
+        """Remove all rows, and everything that was computed with the present weights."""
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Counts since the last call: `prefill_tokens`, prompt tokens that went through the model."""
+
+
+@dataclass
+class _Cohort:
+    """Rows that were admitted together with prompts of one length, so that they need no padding ever."""
+
+    rows: list[int]
+    cache: Any
+
+
+class PlainDecoder:
+    """Any causal language model, through its own forward and Hugging Face's own cache, whatever its kind of layers.
+
+    Prompts of equal length that come together are computed together. There is no padding and no mask, so nothing can be wrong
+    about positions; the price is that every length has forward passes of its own. It is the measure of any faster decoder.
+    """
+
+    def __init__(self, model: SamplingModel):
+        self._model = model.causal_lm
+        self._device = model.device
+        parameters = inspect.signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed within transformers 5
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._cohorts: list[_Cohort] = []
+        self._prefill_tokens = 0
+
+    def admit(self, prompts: Sequence[list[int]]) -> Tensor:
+        from transformers import DynamicCache
+
+        first = sum(len(cohort.rows) for cohort in self._cohorts)
+        logits: list[Tensor] = [torch.empty(0)] * len(prompts)
+        for length in dict.fromkeys(map(len, prompts)):
+            places = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+            cohort = _Cohort([first + i for i in places], DynamicCache(config=self._model.config))
+            logits_V = self._forward(cohort, torch.tensor([prompts[i] for i in places], device=self._device))
+            self._cohorts.append(cohort)
+            for i, row_V in zip(places, logits_V, strict=True):
+                logits[i] = row_V
+        self._prefill_tokens += sum(map(len, prompts))
+        return torch.stack(logits)
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        logits = [self._forward(cohort, tokens_B[cohort.rows, None]) for cohort in self._cohorts]
+        order = torch.tensor([row for cohort in self._cohorts for row in cohort.rows], device=self._device)
+        return torch.cat(logits)[order.argsort()]
+
+    def drop(self, rows: Sequence[int]) -> list[int]:
+        gone = set(rows)
+        left = sorted(row for cohort in self._cohorts for row in cohort.rows if row not in gone)
+        new_number = {row: i for i, row in enumerate(left)}
+        for cohort in self._cohorts:
+            kept = [i for i, row in enumerate(cohort.rows) if row not in gone]
+            if kept and len(kept) < len(cohort.rows):  # every kind of cache layer can be reordered, so also thinned out that way
+                cohort.cache.reorder_cache(torch.tensor(kept, device=self._device))
+            cohort.rows = [new_number[cohort.rows[i]] for i in kept]
+        self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
+        return left
+
+    def clear(self) -> None:
+        self._cohorts = []
+
+    def pop_metrics(self) -> dict[str, float]:
+        counts = {"prefill_tokens": float(self._prefill_tokens)}
+        self._prefill_tokens = 0
+        return counts
+
+    def _forward(self, cohort: _Cohort, tokens_NL: Tensor) -> Tensor:
+        output = self._model(input_ids=tokens_NL, use_cache=True, **{self._cache_name: cohort.cache}, **self._last_only)
+        return output.logits[:, -1]
