@@ -180,7 +180,9 @@ class LightningBackend(BackendProtocol):
         if self._kl_in_reward:
             trainer_state.metrics.update(self._subtract_kl_from_rewards(trainer_state))
         metrics = collect_reward_and_advantage_from_trajectory_groups(
-            trainer_state.trajectory_groups or [], algorithm_config, estimator_state=trainer_state.extra_info.setdefault("estimator_state", {})
+            trainer_state.trajectory_groups or [],
+            algorithm_config,
+            estimator_state=trainer_state.extra_info.setdefault("estimator_state", {}),
         )
         trainer_state.metrics.update(metrics)
 
@@ -241,9 +243,13 @@ class LightningBackend(BackendProtocol):
 
 def _attach_greedy_rewards(episodes: Sequence[Episode], greedy: Sequence[Episode]) -> None:
     """Put the greedy answer's reward on every trajectory of the same task and role, as `info["greedy_reward"]`."""
-    from rllm_lightning.algorithms.transform import fill_reward
-
-    rewards = {(e.task_id, t.name): fill_reward(t) for e in greedy for t in e.trajectories}
+    rewards = {
+        (episode.task_id, trajectory.name): sum(step.reward for step in trajectory.steps)
+        if trajectory.reward is None
+        else trajectory.reward
+        for episode in greedy
+        for trajectory in episode.trajectories
+    }
     for episode in episodes:
         for trajectory in episode.trajectories:
             if (key := (episode.task_id, trajectory.name)) in rewards:

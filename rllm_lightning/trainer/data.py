@@ -69,7 +69,9 @@ class TaskLoader:
         self.batch_size = round(config.data.train_batch_size * config.rllm.rejection_sample.multiplier)
         self.state = state
         if self.batch_size > len(dataset):
-            logger.warning("data.train_batch_size: a batch of %d tasks, but there are %d; every batch holds them all", self.batch_size, len(dataset))
+            logger.warning(
+                "data.train_batch_size: a batch of %d tasks, but there are %d; every batch holds them all", self.batch_size, len(dataset)
+            )
         trainer = config.rllm.trainer
         self.total_batches = trainer.total_batches if trainer.total_batches > 0 else trainer.total_epochs * self.batches_per_epoch
 

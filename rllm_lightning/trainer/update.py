@@ -113,13 +113,17 @@ class MinibatchUpdate:
         loss_BT = self._policy_loss(micro, scores, old_BT)
         loss_BT = loss_BT * self._correction(micro, old_BT, num_tokens)
         if algorithm.kl_beta > 0:
-            kl_BT = kl_penalty(scores.logprobs, micro.padded([row.ref_logprobs or [] for row in micro.rows]), algorithm.kl_estimator, mask_BT)
+            kl_BT = kl_penalty(
+                scores.logprobs, micro.padded([row.ref_logprobs or [] for row in micro.rows]), algorithm.kl_estimator, mask_BT
+            )
             self.metrics.add("actor", {"kl_ref": kl_BT.detach()}, mask_BT, num_tokens)
             if algorithm.kl_in == "loss":
                 loss_BT = loss_BT + algorithm.kl_beta * kl_BT
         if algorithm.entropy_coeff != 0:
             loss_BT = loss_BT - algorithm.entropy_coeff * scores.entropies
-        self.metrics.add("actor", {"entropy": scores.entropies.detach(), **drift_metrics(scores.logprobs, old_BT, mask_BT)}, mask_BT, num_tokens)
+        self.metrics.add(
+            "actor", {"entropy": scores.entropies.detach(), **drift_metrics(scores.logprobs, old_BT, mask_BT)}, mask_BT, num_tokens
+        )
         loss = aggregate_loss(loss_BT, mask_BT, torch.tensor([self.weights[id(row)] for row in micro.rows], dtype=torch.float64))
         return loss + self._value_loss(micro, scores, num_tokens) if scores.values is not None else loss
 

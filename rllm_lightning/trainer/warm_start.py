@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def _train(policy: Policy, rows: Sequence[Row], config: Config) -> None:
 
 def _draw(rows: Sequence[Row], size: int, seed: int, step: int) -> list[Row]:
     """The batch of a step: epoch after epoch, each in an order of its own."""
-    chosen = []
+    chosen: list[Row] = []
     for number in range(step * size, (step + 1) * size):
         epoch, position = divmod(number, len(rows))
         if position == 0 or not chosen:
@@ -113,7 +113,7 @@ def _factor(step: int, steps: int) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def _fingerprint(weights: dict[str, torch.Tensor], rows: Sequence[Row], config: Config) -> str:
+def _fingerprint(weights: Mapping[str, torch.Tensor], rows: Sequence[Row], config: Config) -> str:
     digest = hashlib.sha256()
     settings = (VERSION, torch.__version__, config.warm_start, config.seed, config.training.micro_batch_tokens, config.model)
     digest.update(repr(settings).encode())
@@ -124,7 +124,7 @@ def _fingerprint(weights: dict[str, torch.Tensor], rows: Sequence[Row], config: 
     return digest.hexdigest()[:32]
 
 
-def _save(weights: dict[str, torch.Tensor], path: Path) -> None:
+def _save(weights: Mapping[str, torch.Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     os.close(handle)

@@ -1,0 +1,103 @@
+"""One training run.
+
+    python experiments/run.py [preset ...] [key=value ...] [--cfg] [--help]
+
+Without a preset the default job runs. `rllm.trainer.resume=RUN_DIR` continues a run under its own config.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from rllm_lightning.config import Config, ConfigError, as_dict_config, load_config
+from rllm_lightning.config_sources import parse_argv
+from rllm_lightning.registry import ENGINES, ESTIMATORS, LOSSES, TASKS, TRACKERS, WORKFLOWS
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def main(argv: list[str]) -> int:
+    """Run a command line; returns the exit code: 0 done, 1 failed, 2 bad configuration, 130/143 interrupted or terminated."""
+    if {"--help", "-h"} & set(argv):
+        print(help_text())
+        return 0
+    try:
+        config = load_config([word for word in argv if word != "--cfg"], CONFIGS, default=_base(argv))
+        if "--cfg" in argv:
+            from omegaconf import OmegaConf
+
+            print(OmegaConf.to_yaml(config), end="")
+            return 0
+        cfg = Config.from_config(config)
+        tasks = TASKS.get(cfg.task.name)(cfg.data_seed, **cfg.task.args)
+
+        from rllm_lightning.trainer.backend import LightningBackend
+        from rllm_lightning.trainer.interruption import Interrupted
+        from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
+
+        trainer = UnifiedTrainer(
+            LightningBackend,
+            as_dict_config(cfg),
+            WORKFLOWS.get(cfg.rllm.workflow.name),
+            tasks.train,
+            tasks.val,
+            workflow_args={"reward_function": tasks.reward_function},
+        )
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    try:
+        trainer.fit()
+    except Interrupted as interrupted:
+        print(f"{interrupted}; continue with: python experiments/run.py rllm.trainer.resume={trainer.run_path}", file=sys.stderr)
+        return interrupted.exit_code
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    print(f"run:     {trainer.run_path}\nreport:  {trainer.run_path}/report.html")
+    if "wandb" in cfg.rllm.trainer.logger and cfg.wandb.mode != "disabled":
+        print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb/offline-run-*")
+    return 0
+
+
+def _base(argv: list[str]) -> str:
+    """The preset of a command line that names none: the config of the run to be continued, else the default job."""
+    resume = [value for key, value in parse_argv(argv, [])[1] if key == "rllm.trainer.resume"]
+    folder = Path(str(resume[-1])) if resume else None
+    return str(folder / "config.yaml") if folder and (folder / "config.yaml").is_file() else "default"
+
+
+def help_text() -> str:
+    """What can be run, from the registries."""
+    lines = [(__doc__ or "").strip(), ""]
+    lines += ["presets:", *(f"  {path.stem:16} {_first_comment(path)}" for path in sorted(CONFIGS.glob("*.yaml"))), ""]
+    for registry in (ESTIMATORS, LOSSES, TASKS, WORKFLOWS, ENGINES, TRACKERS):
+        lines.append(f"{registry.kind}s ({registry.key}):")
+        lines += [f"  {name:30} {_summary(entry)}" for name, entry in registry.items()]
+        lines.append("")
+    lines.append("Every key and its default: python experiments/run.py --cfg")
+    return "\n".join(lines)
+
+
+def _first_comment(path: Path) -> str:
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def _summary(entry: object) -> str:
+    return getattr(entry, "formula", "") or (entry.__doc__ or "").strip().partition("\n")[0]
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,350 @@
+"""`UnifiedLightningModule`: the loop. One `training_step` is one batch, and reads as the list of its eight stages.
+
+    rollout -> grouping -> filtering -> rows -> old and reference log-probs -> advantages -> update -> metrics
+
+Lightning owns devices, precision and checkpoints. Optimization is manual: Lightning's own `global_step` counts optimizer steps (none
+for a batch that was filtered out, several for several minibatches), so nothing here goes by it; `TrainerState.global_step` counts
+batches, is the x-axis, and decides about validation, saving and stopping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+
+from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
+from rllm_lightning.algorithms.metrics import termination_metrics, validation_metrics, workflow_metrics
+from rllm_lightning.algorithms.rejection_sampling import apply_rejection_sampling_and_filtering
+from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name, transform_episodes_to_trajectory_groups
+from rllm_lightning.config import Config, RejectionSamplingConfig, TransformConfig
+from rllm_lightning.tracking.episode_logger import EpisodeLogger
+from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.tracking.summary import RunSummary
+from rllm_lightning.tracking.tracker import Tracker
+from rllm_lightning.trainer.checkpoints import prune, publish_as_last
+from rllm_lightning.trainer.data import TaskBatch
+from rllm_lightning.trainer.interruption import Interrupted, StopSignal
+from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
+from rllm_lightning.types import Episode
+from rllm_lightning.workflows.engine import UnifiedWorkflowEngine
+from rllm_lightning.workflows.workflow import Workflow
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CHECKPOINT_KEY = "rllm_lightning"
+
+
+class UnifiedLightningModule(L.LightningModule):
+    """Drives a backend through the batches of a run. Made by `UnifiedTrainer`.
+
+    Args:
+        backend: samples and trains; its policy becomes this module's.
+        config: the typed config.
+        workflow_class, workflow_args: what is run on each task.
+        train_dataset, val_dataset: tasks (dicts); an empty validation set means no validation.
+        run: where files go. summary: follows the run.
+        stop: set when the run was asked to stop.
+        traj_grouping_hook: makes the trajectory groups.
+    """
+
+    def __init__(
+        self,
+        backend: BackendProtocol,
+        config: Config,
+        workflow_class: type[Workflow],
+        workflow_args: dict[str, Any],
+        train_dataset: Sequence[dict[str, Any]],
+        val_dataset: Sequence[dict[str, Any]],
+        run: RunDirectory,
+        summary: RunSummary,
+        stop: StopSignal,
+        traj_grouping_hook: GroupingHook = group_by_task_and_name,
+    ):
+        super().__init__()
+        self.automatic_optimization = False
+        self.backend = backend
+        self.config = config
+        self.workflow_class, self.workflow_args = workflow_class, workflow_args
+        self.train_dataset, self.val_dataset = train_dataset, val_dataset
+        self.run_directory, self.summary, self.stop = run, summary, stop
+        self.traj_grouping_hook = traj_grouping_hook
+        rejection = config.rllm.rejection_sample
+        self.rejection_config = rejection if rejection.enable else RejectionSamplingConfig()
+        logging_config = config.rllm.episode_logging
+        self.episode_logger = EpisodeLogger(logging_config.episode_log_dir or run.episodes) if logging_config.log_episodes else None
+        self.trainer_state = TrainerState()
+        self.policy = backend.build_policy()
+        self.workflow_engine: UnifiedWorkflowEngine | None = None
+        self._runner = asyncio.Runner()
+        self._last_validation = -1
+        self._last_logged = -1
+
+    # ------------------------------------------------------------------------------------------ what Lightning asks for
+
+    def train_dataloader(self) -> Any:
+        return self.backend.get_dataloader(self.train_dataset, self.trainer_state)
+
+    def configure_optimizers(self) -> Any:
+        return self.backend.configure_optimizers(self.policy) if self.policy is not None else None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = self.trainer_state
+        checkpoint[CHECKPOINT_KEY] = {
+            "global_step": state.global_step,
+            "epoch": state.epoch,
+            "weight_version": state.weight_version,
+            "extra_info": state.extra_info,
+            "rejection_sampling": state.rs_state.state_dict(),
+            "last_validation": self._last_validation,
+            "reference": getattr(self.policy, "reference_weights", None),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved, state = checkpoint[CHECKPOINT_KEY], self.trainer_state
+        state.global_step, state.epoch = saved["global_step"], saved["epoch"]
+        state.weight_version, state.extra_info = saved["weight_version"], saved["extra_info"]
+        state.rs_state.load_state_dict(saved["rejection_sampling"])
+        self._last_validation = saved["last_validation"]
+        if saved["reference"] is not None and self.policy is not None:
+            self.policy.load_reference(saved["reference"])  # type: ignore[operator]
+
+    # ----------------------------------------------------------------------------------------------------- start and end
+
+    def on_train_start(self) -> None:
+        state, trainer_config = self.trainer_state, self.config.rllm.trainer
+        self.stop.install()
+        state.total_steps = len(self.trainer.train_dataloader)  # type: ignore[arg-type]
+        self.backend.bind(self.policy, self._optimizer(), self.manual_backward)
+        engine = self.backend.init_rollout_engine()
+        engine.weight_version = state.weight_version
+        self.workflow_engine = UnifiedWorkflowEngine(self.workflow_class, self.workflow_args, engine, self.config)
+        self.summary.begin(state.global_step)
+        for tracker in self._trackers():
+            tracker.begin(state.global_step, state.total_steps)
+        with self._ending_on_interruption():
+            self.stop.check()
+            self.wait(self.backend.on_train_start(state))
+            if state.global_step == 0 and (trainer_config.val_before_train or trainer_config.val_only):
+                self.log_step(self.validate())
+        if trainer_config.val_only or state.global_step >= state.total_steps:
+            self.trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        state = self.trainer_state
+        with self._ending_on_interruption():
+            if not self.stop and not self.config.rllm.trainer.val_only and self._last_validation != state.global_step:
+                self.log_step(self.validate())
+        self.wait(self.backend.on_train_end(state), interruptible=False)
+
+    def close(self) -> None:
+        """End the workflows and the event loop. Idempotent."""
+        if self.workflow_engine is not None:
+            self.workflow_engine.shutdown()
+        self._runner.close()
+
+    # ------------------------------------------------------------------------------------------------------------- a batch
+
+    def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        state = self.trainer_state
+        state.reset_batch()
+        state.global_step += 1
+        state.epoch, state.is_training = batch.epoch, True
+        start = time.perf_counter()
+        try:
+            self._pipeline(batch)
+        except Interrupted:  # in stage 1: nothing of this batch has been learnt, it is sampled again after a resume
+            state.global_step -= 1
+            self.trainer.should_stop = True
+            return
+        finally:
+            if self.episode_logger is not None and state.has_episodes:
+                self.episode_logger.log(state.episodes or [], "train", state.global_step)
+        state.timing_dict["step"] = time.perf_counter() - start
+
+    def _pipeline(self, batch: TaskBatch) -> None:
+        state, backend = self.trainer_state, self.backend
+        engine = self.workflow_engine
+        assert engine is not None, "on_train_start made it"
+
+        engine.set_training_step(state.global_step, "train")
+        if batch.first_of_epoch:
+            self.wait(backend.on_epoch_start(state))
+        self.wait(backend.on_batch_start(state))
+
+        # 1. rollouts
+        with self.timed("generate"):
+            state.episodes = self.wait(backend.generate_episodes(batch.tasks, engine))
+        if not state.has_episodes:
+            logger.warning("step %d: no episodes", state.global_step)
+            return
+        # 2. grouping
+        with self.timed("group"):
+            state.trajectory_groups, metrics = transform_episodes_to_trajectory_groups(
+                state.episodes, TransformConfig(), self.config.rllm.compact_filtering, traj_grouping_hook=self.traj_grouping_hook
+            )
+            state.metrics.update(metrics)
+        # 3. filtering
+        with self.timed("filter"):
+            state.trajectory_groups, _, metrics = apply_rejection_sampling_and_filtering(
+                state.episodes, state.trajectory_groups, self.rejection_config, state.rs_state
+            )
+            state.metrics.update(metrics)
+        if state.has_trajectory_groups:
+            # 4. training rows
+            with self.timed("transform"):
+                state.backend_batch = backend.transform_to_backend_batch(state)
+            # 5. what the loss needs besides advantages
+            with self.timed("process"):
+                self.wait(backend.process_backend_batch(state), interruptible=False)
+            # 6. advantages
+            with self.timed("advantage"):
+                backend.compute_advantages(state, self.config.rllm.algorithm)
+            # 7. update
+            with self.timed("update"):
+                backend.update_policy(state)
+                self.wait(backend.on_policy_updated(state), interruptible=False)
+        else:
+            logger.warning("step %d: every group was filtered out, nothing is trained", state.global_step)
+        # 8. metrics and a look at two trajectories
+        state.metrics["batch/skipped"] = float(not state.has_trajectory_groups)
+        state.metrics.update(workflow_metrics(state.episodes).means() | termination_metrics(state.episodes).means())
+        state.metrics.update(rollout_metrics(state.episodes))
+        self._look_at(state.episodes[:2])
+
+    def on_train_batch_end(self, outputs: Any, batch: TaskBatch, batch_idx: int) -> None:
+        """Validate, log and save, in this order; stop after the last batch."""
+        state, trainer_config = self.trainer_state, self.config.rllm.trainer
+        if self.trainer.should_stop and self.stop:
+            return
+        self.wait(self.backend.on_batch_end(state), interruptible=False)
+        if batch.last_of_epoch:
+            self.wait(self.backend.on_epoch_end(state), interruptible=False)
+        metrics = dict(state.metrics)
+        last = state.global_step >= state.total_steps
+        with self._ending_on_interruption():
+            self.stop.check()
+            if last or (trainer_config.test_freq > 0 and state.global_step % trainer_config.test_freq == 0):
+                metrics |= self.validate()
+        metrics |= {f"time/{name}": seconds for name, seconds in state.timing_dict.items()}
+        metrics["train/epoch"] = float(state.epoch)
+        self.log_step(metrics)
+        if trainer_config.save_freq > 0 and state.global_step % trainer_config.save_freq == 0:
+            self.save_checkpoint()
+        if last:
+            self.trainer.should_stop = True
+
+    # ---------------------------------------------------------------------------------------------------------- validation
+
+    def validate(self) -> dict[str, float]:
+        """Run `rollout.n_val` episodes of every validation task with the policy as it is.
+
+        Returns:
+            `val/{data_source}/...`, `val/reward/{role}/...` and `time/testing`; empty where the backend skips it or there are no tasks.
+        """
+        state, backend = self.trainer_state, self.backend
+        if not len(self.val_dataset) or not self.wait(backend.on_validation_start(state)):
+            return {}
+        assert self.workflow_engine is not None
+        self.workflow_engine.set_training_step(state.global_step, "val")
+        state.is_training = False
+        episodes: list[Episode] = []
+        tasks = [self.val_dataset[index] for index in range(len(self.val_dataset))]
+        size = self.config.data.val_batch_size or len(tasks)
+        with self.timed("testing"), torch.no_grad():
+            for start in range(0, len(tasks), size):
+                episodes += self.wait(backend.generate_episodes(tasks[start : start + size], self.workflow_engine, is_validation=True))
+        state.is_training = True
+        if self.episode_logger is not None:
+            self.episode_logger.log(episodes, "val", state.global_step)
+        groups, _ = transform_episodes_to_trajectory_groups(episodes, TransformConfig(), traj_grouping_hook=self.traj_grouping_hook)
+        rewards = collect_reward_and_advantage_from_trajectory_groups(groups, self.config.rllm.algorithm, collect_advantage=False)
+        metrics = validation_metrics(episodes, self.config.rllm.rollout.n_val) | {f"val/{key}": value for key, value in rewards.items()}
+        self.wait(backend.on_validation_end(state), interruptible=False)
+        self._last_validation = state.global_step
+        return metrics | {"time/testing": state.timing_dict["testing"]}
+
+    # --------------------------------------------------------------------------------------------------- logging and saving
+
+    def log_step(self, metrics: dict[str, float]) -> None:
+        """Everything known of the present step, once a step."""
+        if not metrics:
+            return
+        step = self.trainer_state.global_step
+        for tracker in self.trainer.loggers:
+            tracker.log_metrics(metrics, step)
+        self.summary.add(metrics, step)
+        if self._last_validation == step and self.trainer_state.episodes:
+            for tracker in self._trackers():
+                tracker.log_episodes(self.trainer_state.episodes, step)
+
+    def save_checkpoint(self) -> None:
+        """Write `step_{n}.ckpt`, make it `last.ckpt`, prune old ones."""
+        folder = self.run_directory.checkpoints
+        path = folder / f"step_{self.trainer_state.global_step}.ckpt"
+        self.trainer.save_checkpoint(path)
+        if self.trainer.is_global_zero:
+            publish_as_last(path)
+            prune(folder, self.config.rllm.trainer.keep_checkpoints)
+
+    def _trackers(self) -> list[Tracker]:
+        return [tracker for tracker in self.trainer.loggers if isinstance(tracker, Tracker)]
+
+    def _look_at(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            for trajectory in episode.trajectories:
+                for step in trajectory.steps:
+                    logger.info(
+                        "%s %s: %r -> reward %s, advantage %s",
+                        episode.id,
+                        trajectory.name,
+                        step.model_response,
+                        trajectory.reward,
+                        step.advantage,
+                    )
+
+    # --------------------------------------------------------------------------------------------------------------- helpers
+
+    def wait(self, work: Coroutine[Any, Any, T], interruptible: bool = True) -> T:
+        """Run a coroutine on the loop that this module owns."""
+        return self._runner.run(self.stop.wait(work) if interruptible else work)
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to `timing_dict[name]`, in seconds."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            timing = self.trainer_state.timing_dict
+            timing[name] = timing.get(name, 0.0) + time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def _ending_on_interruption(self) -> Iterator[None]:
+        try:
+            yield
+        except Interrupted:
+            self.trainer.should_stop = True
+
+    def _optimizer(self) -> Any:
+        optimizers = self.optimizers()
+        return optimizers or None
+
+
+def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What was sampled: `rollout/num_response_tokens` (all), `rollout/num_model_calls`, and over the model calls
+    `rollout/response_length/mean|max` (tokens) and `rollout/prompt_length/mean|max`."""
+    steps = [step for episode in episodes for trajectory in episode.trajectories for step in trajectory.steps]
+    lengths = {"response_length": [len(step.response_ids) for step in steps], "prompt_length": [len(step.prompt_ids) for step in steps]}
+    metrics = {"rollout/num_response_tokens": float(sum(lengths["response_length"])), "rollout/num_model_calls": float(len(steps))}
+    for name, values in lengths.items():
+        if values:
+            metrics |= {f"rollout/{name}/mean": sum(values) / len(values), f"rollout/{name}/max": float(max(values))}
+    return metrics

@@ -1,0 +1,270 @@
+"""`UnifiedTrainer`: from a config to a trained model; and `AgentTrainer`, the shorter way to it.
+
+__init__   checks everything that can be checked without a model
+fit        run directory -> trackers -> L.Trainer.fit(UnifiedLightningModule) -> final checkpoint, model, summary, report
+shutdown   on every way out
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from omegaconf import DictConfig
+
+from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name
+from rllm_lightning.config import Config, ConfigError, as_dict_config
+from rllm_lightning.tracking.report import write_report
+from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.tracking.summary import RunSummary, status_of
+from rllm_lightning.tracking.tracker import Tracker
+from rllm_lightning.tracking.trackers import make_trackers
+from rllm_lightning.trainer.backend import LightningBackend
+from rllm_lightning.trainer.checkpoints import AtomicCheckpointIO, find_checkpoint, run_directory_of
+from rllm_lightning.trainer.data import check_dataset
+from rllm_lightning.trainer.interruption import Interrupted, StopSignal
+from rllm_lightning.trainer.module import UnifiedLightningModule
+from rllm_lightning.trainer.protocol import BackendProtocol
+from rllm_lightning.workflows.engine import constructor_arguments
+from rllm_lightning.workflows.workflow import Workflow
+
+logger = logging.getLogger(__name__)
+
+
+class UnifiedTrainer:
+    """Trains a policy by running a workflow on tasks.
+
+    Args:
+        backend_cls: a `BackendProtocol`, made with `(config, **backend_args)`.
+        config: a full config (`load_config`), or a mapping whose missing keys have their defaults.
+        workflow_class: what is run on each task; `workflow_args` are keywords of its constructor.
+        train_dataset, val_dataset: tasks, as sequences of dicts; `val_dataset` may be None.
+        traj_grouping_hook: a function that makes the trajectory groups, instead of one group for each task and role.
+        traj_group_adv_estimator_map: role -> estimator or (estimator, loss); needs `rllm.algorithm.use_rllm=true`.
+
+    Raises:
+        ConfigError: something does not fit; one line for each problem. Nothing expensive has happened by then.
+        TypeError: an unknown keyword.
+    """
+
+    def __init__(
+        self,
+        backend_cls: type[BackendProtocol],
+        config: DictConfig | Mapping[str, Any],
+        workflow_class: type[Workflow],
+        train_dataset: Sequence[dict[str, Any]] | None = None,
+        val_dataset: Sequence[dict[str, Any]] | None = None,
+        workflow_args: dict[str, Any] | None = None,
+        backend_args: dict[str, Any] | None = None,
+        *,
+        traj_grouping_hook: GroupingHook | None = None,
+        traj_group_adv_estimator_map: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        if kwargs:
+            raise TypeError(f"UnifiedTrainer: unknown arguments {sorted(kwargs)}")
+        self.cfg = _with_estimator_map(Config.from_config(config), traj_group_adv_estimator_map)
+        self.config = as_dict_config(self.cfg)
+        self.workflow_class, self.workflow_args = workflow_class, workflow_args or {}
+        self.train_dataset: Sequence[dict[str, Any]] = train_dataset if train_dataset is not None else []
+        self.val_dataset: Sequence[dict[str, Any]] = val_dataset if val_dataset is not None else []
+        if not self.cfg.rllm.trainer.val_only:
+            check_dataset(self.train_dataset, "train_dataset")
+        if len(self.val_dataset):
+            check_dataset(self.val_dataset, "val_dataset")
+        elif self.cfg.rllm.trainer.val_only:
+            raise ConfigError(["rllm.trainer.val_only: there is no val_dataset to validate on"])
+        _check_workflow_args(workflow_class, self.cfg.rllm.workflow.workflow_args | self.workflow_args)
+        resume = self.cfg.rllm.trainer.resume
+        self.checkpoint = find_checkpoint(resume) if resume else None
+        self.traj_grouping_hook = traj_grouping_hook or group_by_task_and_name
+        self.backend = backend_cls(self.config, **(backend_args or {}))
+        self.backend.validate_config()
+        self.stop = StopSignal()
+        self.module: UnifiedLightningModule | None = None
+        self.run_directory: RunDirectory | None = None
+
+    # --------------------------------------------------------------------------------------------------------------- running
+
+    def fit(self) -> None:
+        """Train. Returns when training is done.
+
+        Raises:
+            Interrupted: the process was asked to stop (Ctrl-C, SIGTERM); a checkpoint of the last finished batch is there.
+            RuntimeError: called where an event loop is running (a notebook): `await fit_async()` there.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._fit()
+        else:
+            raise RuntimeError("UnifiedTrainer.fit() was called inside a running event loop; use `await trainer.fit_async()`")
+
+    async def fit_async(self) -> None:
+        """`fit` from a running event loop. When this is cancelled, the run stops as it does on Ctrl-C, and the cancellation goes on."""
+        work = asyncio.ensure_future(asyncio.to_thread(self._fit))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self.stop.request()
+            with contextlib.suppress(Interrupted):
+                await work
+            raise
+
+    @property
+    def run_path(self) -> str:
+        """Where the files of the run are ("" before `fit`)."""
+        return str(self.run_directory.path) if self.run_directory else ""
+
+    def shutdown(self) -> None:
+        """Release the engine, the workflows and the event loop. Idempotent; also done when `fit` ends or fails."""
+        if self.module is not None:
+            self.module.close()
+        self.backend.shutdown()
+
+    def _fit(self) -> None:
+        with self.stop.installed():
+            self.run_directory = run = self._run_directory()
+            trackers = make_trackers(self.cfg, run)
+            summary = RunSummary(run, self.cfg)
+            with self._closing(run, trackers, summary):
+                self.module = UnifiedLightningModule(
+                    self.backend,
+                    self.cfg,
+                    self.workflow_class,
+                    self.workflow_args,
+                    self.train_dataset,
+                    self.val_dataset,
+                    run,
+                    summary,
+                    self.stop,
+                    self.traj_grouping_hook,
+                )
+                self.stop.check()
+                trainer = self._lightning_trainer(trackers, run)
+                trainer.fit(self.module, ckpt_path=self.checkpoint)
+                if not self.cfg.rllm.trainer.val_only:
+                    self.module.save_checkpoint()
+                self.stop.check()
+                self._save_model(run, trackers)
+
+    @contextlib.contextmanager
+    def _closing(self, run: RunDirectory, trackers: Sequence[Any], summary: RunSummary) -> Iterator[None]:
+        """Whatever happens inside, the trackers learn the exit code, the summary the status, and everything is released."""
+        exit_code = 1
+        try:
+            yield
+            exit_code = 0
+        except Interrupted as interrupted:
+            exit_code = interrupted.exit_code
+            raise
+        except KeyboardInterrupt:
+            exit_code = 130
+            raise
+        finally:
+            self.shutdown()
+            summary.finish(status_of(exit_code))
+            for tracker in trackers:
+                if isinstance(tracker, Tracker):
+                    tracker.close(exit_code)
+            with contextlib.suppress(OSError, ValueError):
+                write_report(run)
+
+    def _run_directory(self) -> RunDirectory:
+        """That of the run to be continued, else a new one."""
+        former = run_directory_of(self.checkpoint) if self.checkpoint else None
+        return RunDirectory.open(former) if former else RunDirectory.create(self.cfg)
+
+    def _lightning_trainer(self, trackers: Sequence[Any], run: RunDirectory) -> L.Trainer:
+        settings = self.cfg.lightning
+        plugins: list[Any] = [AtomicCheckpointIO()]
+        if SLURMEnvironment.detect():
+            plugins.append(SLURMEnvironment(auto_requeue=False))  # its requeue saves in the middle of a batch
+        trainer = L.Trainer(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            strategy=settings.strategy,
+            precision=settings.precision,  # type: ignore[arg-type]
+            logger=list(trackers),
+            plugins=plugins,
+            default_root_dir=run.path,
+            max_epochs=-1,  # the module stops after its own number of batches
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            inference_mode=False,
+        )
+        if trainer.world_size > 1:
+            raise ConfigError([f"lightning.devices: one process for now, got {trainer.world_size}; set lightning.devices=1"])
+        return trainer
+
+    def _save_model(self, run: RunDirectory, trackers: Sequence[Any]) -> None:
+        """The trained model in Hugging Face format."""
+        policy = self.module.policy if self.module else None
+        if policy is None or self.cfg.rllm.trainer.val_only or not hasattr(policy, "save"):
+            return
+        folder = run.checkpoints / "model"
+        policy.save(folder)  # type: ignore[operator]
+        for tracker in trackers:
+            if isinstance(tracker, Tracker):
+                tracker.log_model(folder)
+
+
+class AgentTrainer:
+    """The convenient form: a registered or given workflow, the backend by name.
+
+        AgentTrainer(config=cfg, workflow_class=MyWorkflow, train_dataset=tasks, val_dataset=held_out).train()
+
+    Args are those of `UnifiedTrainer`; `backend` is `"lightning"` or a `BackendProtocol` class.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig | Mapping[str, Any],
+        workflow_class: type[Workflow],
+        train_dataset: Sequence[dict[str, Any]] | None = None,
+        val_dataset: Sequence[dict[str, Any]] | None = None,
+        backend: str | type[BackendProtocol] = "lightning",
+        **kwargs: Any,
+    ):
+        if isinstance(backend, str):
+            if backend != "lightning":
+                raise ValueError(f"AgentTrainer: unknown backend {backend!r}; there is 'lightning', or give a BackendProtocol class")
+            backend = LightningBackend
+        self.trainer = UnifiedTrainer(backend, config, workflow_class, train_dataset, val_dataset, **kwargs)
+
+    def train(self) -> None:
+        """Train; see `UnifiedTrainer.fit`."""
+        self.trainer.fit()
+
+
+def _with_estimator_map(config: Config, given: dict[str, Any] | None) -> Config:
+    """The config with the estimators of roles that were given in code."""
+    if not given:
+        return config
+    if not config.rllm.algorithm.use_rllm:
+        raise ConfigError(["traj_group_adv_estimator_map: needs rllm.algorithm.use_rllm=true"])
+    tree = as_dict_config(config)
+    for role, entry in given.items():
+        plain = [str(part) for part in entry] if isinstance(entry, list | tuple) else str(entry)
+        tree.rllm.algorithm.estimator_map = {**tree.rllm.algorithm.estimator_map, role: plain}
+    return Config.from_config(tree)
+
+
+def _check_workflow_args(workflow_class: type[Workflow], given: Mapping[str, Any]) -> None:
+    known = set(constructor_arguments(workflow_class)) - {"rollout_engine", "executor"}
+    if unknown := sorted(set(given) - known):
+        raise ConfigError(
+            [
+                f"rllm.workflow.workflow_args.{name}: {workflow_class.__name__} has no such argument; it has: {', '.join(sorted(known))}"
+                for name in unknown
+            ]
+        )
