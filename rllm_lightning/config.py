@@ -1,6 +1,7 @@
 """The configuration: one dataclass a section, each knob declared once, and `load_config(argv)`.
 
-    presets (YAML files)  ->  key=value overrides  ->  interpolations  ->  typed by the dataclasses below  ->  DictConfig
+    presets (YAML files)  ->  key=value overrides  ->  references  ->  typed by the dataclasses below  ->  checked names
+            config_sources.py                                               schema.py, values.py           config_checks.py
 
 `load_config` returns an OmegaConf `DictConfig` holding every key; `Config.from_config` turns one (or a plain dict) into the
 typed dataclasses that the library reads. To add a knob: add a field here, with one comment line giving unit and scope. Checks
@@ -9,29 +10,28 @@ of one value's range or across fields stand in `__post_init__`; names (estimator
 
 from __future__ import annotations
 
-import inspect
-import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
-from rllm_lightning import schema
-from rllm_lightning.registry import ENGINES, ESTIMATORS, LOSSES, TASKS, TRACKERS, WORKFLOWS, Registry, load_plugins
+from rllm_lightning import config_checks, config_sources, schema
+from rllm_lightning.config_sources import as_dict_config
+from rllm_lightning.registry import ENGINES, TASKS, Registry, load_plugins
+from rllm_lightning.schema import check
 from rllm_lightning.types import DEFAULT_TRAJ_NAME, TerminationReason
+from rllm_lightning.values import Mismatch, coerce
 
 
 class ConfigError(ValueError):
     """A configuration that cannot run. `problems` holds one line for each thing that is wrong."""
 
     def __init__(self, problems: Sequence[str]):
-        self.problems = list(problems)
+        self.problems = list(dict.fromkeys(problems))
         super().__init__("\n".join(self.problems))
 
 
@@ -49,6 +49,8 @@ class rLLMAdvantageEstimator(StrEnum):
         return cls.OTHER
 
 
+SEEDS = "[0, 4294967295]"  # what every library's generator takes
+
 EstimatorName = rLLMAdvantageEstimator | str
 
 
@@ -65,12 +67,6 @@ def _as_estimator(name: Any) -> EstimatorName:
     return name if member is rLLMAdvantageEstimator.OTHER else member
 
 
-def _require(checks: Iterable[tuple[bool, str]]) -> None:
-    """Raise one `ValueError` with a line for every check that fails."""
-    if failed := [message for holds, message in checks if not holds]:
-        raise ValueError("\n".join(failed))
-
-
 # ------------------------------------------------------------------------------------------------------------ rllm.*
 
 
@@ -84,7 +80,7 @@ class RolloutCorrectionConfig:
     bypass_mode: bool = False  # take the sampler's log-probs as the old ones instead of recomputing them
 
     def __post_init__(self) -> None:
-        _require([(self.cap > 0, f"rllm.algorithm.rollout_correction.cap: must be above 0, got {self.cap}")])
+        check(self, cap="(0, inf)")
 
 
 @dataclass
@@ -109,6 +105,7 @@ class AlgorithmConfig:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"  # a term of the loss, or subtracted from each trajectory's reward
     entropy_coeff: float = 0.0  # weight of the entropy bonus
+    value_coeff: float = 0.1  # weight of the value head's squared error, where an estimator needs values
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = -1  # optimizer steps; below 0: use warmup_steps_ratio
@@ -116,17 +113,19 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         self.estimator = _as_estimator(self.estimator)
-        self.estimator_map = {role: _as_map_entry(role, entry) for role, entry in self.estimator_map.items()}
+        self.estimator_map = {role: _as_map_entry(entry) for role, entry in self.estimator_map.items()}
         if self.stepwise_advantage_mode == "per_step":
-            warnings.warn("stepwise_advantage mode 'per_step' is deprecated; 'broadcast' is used", DeprecationWarning, stacklevel=2)
+            warnings.warn("stepwise_advantage mode 'per_step' is deprecated; 'broadcast' is used", DeprecationWarning, stacklevel=3)
             self.stepwise_advantage_mode = "broadcast"
-        at = "rllm.algorithm."
-        _require(
-            [
-                (0 <= self.warmup_steps_ratio <= 1, f"{at}warmup_steps_ratio: must be in [0, 1], got {self.warmup_steps_ratio}"),
-                (self.kl_beta >= 0, f"{at}kl_beta: must not be negative, got {self.kl_beta}"),
-                ((self.loss_norm_length or 1) > 0, f"{at}loss_norm_length: must be above 0, got {self.loss_norm_length}"),
-            ]
+        check(
+            self,
+            *(
+                (_is_map_entry(entry), f"estimator_map.{role}: expected an estimator or [estimator, loss_fn], got {entry!r}")
+                for role, entry in self.estimator_map.items()
+            ),
+            loss_norm_length="[1, inf)",
+            kl_beta="[0, inf)",
+            warmup_steps_ratio="[0, 1]",
         )
 
     def estimator_of(self, role: str) -> str:
@@ -153,22 +152,27 @@ class AlgorithmConfig:
         Raises:
             ConfigError: a key or value does not fit.
         """
-        tree = _plain(config).get("rllm") or {}
         problems: list[str] = []
-        own = {key: tree[key] for key in ("algorithm", "stepwise_advantage") if key in tree}
-        rllm = schema.build(RLLMConfig, own, problems, "rllm.", Config)
-        problems += _two_homes_of_norm(rllm, tree) if rllm else []
+        tree = config_sources.resolve(config_sources.read_python(config, Config, problems), Config, problems)
+        problems += config_checks.check_two_homes(tree)
+        rllm = tree.get("rllm")
+        if isinstance(rllm, Mapping):
+            rllm = {key: value for key, value in rllm.items() if key in ("algorithm", "stepwise_advantage")}
+        algorithm = schema.build(RLLMConfig, rllm, problems, "rllm.", Config).algorithm
+        problems += config_checks.check_algorithm(algorithm)
         if problems:
             raise ConfigError(problems)
-        return rllm.algorithm
+        return algorithm
 
 
-def _as_map_entry(role: str, entry: Any) -> EstimatorName | tuple[EstimatorName, str]:
-    if isinstance(entry, str):
-        return _as_estimator(entry)
-    if isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(part, str) for part in entry):
+def _as_map_entry(entry: Any) -> Any:
+    if isinstance(entry, list | tuple) and len(entry) == 2:
         return (_as_estimator(entry[0]), entry[1])
-    raise ValueError(f"rllm.algorithm.estimator_map.{role}: expected an estimator or [estimator, loss_fn], got {entry!r}")
+    return _as_estimator(entry)
+
+
+def _is_map_entry(entry: Any) -> bool:
+    return all(isinstance(part, str) for part in (entry if isinstance(entry, tuple) else (entry,)))
 
 
 @dataclass
@@ -215,13 +219,7 @@ class RejectionSamplingConfig:
     filter_uniform_groups: bool = False  # group mode: drop groups whose rewards are all equal
 
     def __post_init__(self) -> None:
-        at = "rllm.rejection_sample."
-        _require(
-            [
-                (self.min_partial_solve_tasks >= 1, f"{at}min_partial_solve_tasks: must be at least 1, got {self.min_partial_solve_tasks}"),
-                (self.min_trajs_per_group >= 1, f"{at}min_trajs_per_group: must be at least 1, got {self.min_trajs_per_group}"),
-            ]
-        )
+        check(self, min_partial_solve_tasks="[1, inf)", min_trajs_per_group="[1, inf)")
 
 
 @dataclass
@@ -233,13 +231,11 @@ class RejectionSampleSection(RejectionSamplingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at = "rllm.rejection_sample."
-        _require(
-            [
-                (self.multiplier == 1 or self.enable, f"{at}multiplier: {self.multiplier} needs {at}enable=true"),
-                (self.multiplier >= 1, f"{at}multiplier: must be at least 1, got {self.multiplier}"),
-                (self.mode == "none" or self.enable, f"{at}mode: {self.mode} needs {at}enable=true"),
-            ]
+        check(
+            self,
+            (self.multiplier == 1 or self.enable, f"multiplier: {self.multiplier} needs rllm.rejection_sample.enable=true"),
+            (self.mode == "none" or self.enable, f"mode: {self.mode} needs rllm.rejection_sample.enable=true"),
+            multiplier="[1, inf)",
         )
 
 
@@ -255,15 +251,7 @@ class WorkflowConfig:
     reward_bonus_coeff: float = 0.0  # weight of the bonus shaping of step rewards
 
     def __post_init__(self) -> None:
-        at = "rllm.workflow."
-        _require(
-            [
-                (self.n_parallel_tasks >= 1, f"{at}n_parallel_tasks: must be at least 1, got {self.n_parallel_tasks}"),
-                (self.retry_limit >= 1, f"{at}retry_limit: must be at least 1, got {self.retry_limit}"),
-                (self.timeout > 0, f"{at}timeout: must be above 0 seconds, got {self.timeout}"),
-                (0 <= self.gamma <= 1, f"{at}gamma: must be in [0, 1], got {self.gamma}"),
-            ]
-        )
+        check(self, n_parallel_tasks="[1, inf)", retry_limit="[1, inf)", timeout="(0, inf]", gamma="[0, 1]")
 
 
 @dataclass
@@ -272,12 +260,7 @@ class RolloutConfig:
     n_val: int = 1  # rollouts of a task in validation
 
     def __post_init__(self) -> None:
-        _require(
-            [
-                (self.n >= 1, f"rllm.rollout.n: must be at least 1, got {self.n}"),
-                (self.n_val >= 1, f"rllm.rollout.n_val: must be at least 1, got {self.n_val}"),
-            ]
-        )
+        check(self, n="[1, inf)", n_val="[1, inf)")
 
 
 @dataclass
@@ -313,13 +296,12 @@ class RLLMConfig:
     episode_logging: EpisodeLoggingConfig = field(default_factory=EpisodeLoggingConfig)
 
     def __post_init__(self) -> None:
-        if self.algorithm is None or self.stepwise_advantage is None:
-            return  # a section that failed; its problems are known
         if self.stepwise_advantage.mode == "per_step":
-            warnings.warn("rllm.stepwise_advantage.mode=per_step is deprecated; broadcast is used", DeprecationWarning, stacklevel=2)
+            warnings.warn("rllm.stepwise_advantage.mode=per_step is deprecated; broadcast is used", DeprecationWarning, stacklevel=3)
             self.stepwise_advantage.mode = "broadcast"
         if (old_home := self.stepwise_advantage.norm_adv_by_std_in_grpo) is not None:
             self.algorithm.norm_adv_by_std_in_grpo = old_home
+            self.stepwise_advantage.norm_adv_by_std_in_grpo = None
 
 
 # ---------------------------------------------------------------------------------------------------------- beside rllm
@@ -353,9 +335,8 @@ class DataConfig:
     shuffle: bool = True  # new order of the training tasks each epoch
 
     def __post_init__(self) -> None:
-        for name in ("train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length"):
-            value = getattr(self, name)
-            _require([(value is None or value >= 1, f"data.{name}: must be at least 1, got {value}")])
+        sizes = dict.fromkeys(("train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length"), "[1, inf)")
+        check(self, seed=SEEDS, **sizes)
 
 
 @dataclass
@@ -368,12 +349,7 @@ class ModelConfig:
     compile: bool = False  # torch.compile the training forward pass
 
     def __post_init__(self) -> None:
-        _require(
-            [
-                (bool(self.name.strip()), "model.name: must not be empty"),
-                (self.lora_rank >= 0, f"model.lora_rank: must not be negative, got {self.lora_rank}"),
-            ]
-        )
+        check(self, (bool(self.name.strip()), "name: must not be empty"), lora_rank="[0, inf)")
 
 
 @dataclass
@@ -390,18 +366,16 @@ class TrainingConfig:
     micro_batch_tokens: int = 8192  # tokens in one forward pass at the most, padding included, per rank
 
     def __post_init__(self) -> None:
-        at = "training."
-        _require(
-            [
-                (self.learning_rate >= 0, f"{at}learning_rate: must not be negative, got {self.learning_rate}"),
-                (0 <= self.beta1 < 1, f"{at}beta1: must be in [0, 1), got {self.beta1}"),
-                (0 <= self.beta2 < 1, f"{at}beta2: must be in [0, 1), got {self.beta2}"),
-                (self.eps >= 0, f"{at}eps: must not be negative, got {self.eps}"),
-                (self.weight_decay >= 0, f"{at}weight_decay: must not be negative, got {self.weight_decay}"),
-                (self.num_minibatches >= 1, f"{at}num_minibatches: must be at least 1, got {self.num_minibatches}"),
-                (self.num_epochs_per_batch >= 1, f"{at}num_epochs_per_batch: must be at least 1, got {self.num_epochs_per_batch}"),
-                (self.micro_batch_tokens >= 1, f"{at}micro_batch_tokens: must be at least 1, got {self.micro_batch_tokens}"),
-            ]
+        check(
+            self,
+            learning_rate="[0, inf)",
+            beta1="[0, 1)",
+            beta2="[0, 1)",
+            eps="[0, inf)",
+            weight_decay="[0, inf)",
+            num_minibatches="[1, inf)",
+            num_epochs_per_batch="[1, inf)",
+            micro_batch_tokens="[1, inf)",
         )
 
 
@@ -414,13 +388,7 @@ class WarmStartConfig:
     learning_rate: float = 3e-3  # peak; linear warm-up over a tenth of the steps, then cosine to a tenth
 
     def __post_init__(self) -> None:
-        _require(
-            [
-                (self.steps >= 0, f"warm_start.steps: must not be negative, got {self.steps}"),
-                (self.batch_size >= 1, f"warm_start.batch_size: must be at least 1, got {self.batch_size}"),
-                (self.learning_rate >= 0, f"warm_start.learning_rate: must not be negative, got {self.learning_rate}"),
-            ]
-        )
+        check(self, steps="[0, inf)", batch_size="[1, inf)", learning_rate="[0, inf)")
 
 
 @dataclass
@@ -431,6 +399,9 @@ class SamplingConfig:
     top_p: float = 1.0  # keep the smallest set of tokens with this probability (1: all)
     top_k: int = 0  # keep the k most likely tokens (<= 0: all)
 
+    def __post_init__(self) -> None:
+        check(self, temperature="[0, inf)", top_p="(0, 1]")
+
 
 @dataclass
 class SamplingSection:
@@ -438,13 +409,7 @@ class SamplingSection:
     val: SamplingConfig = field(default_factory=SamplingConfig)
 
     def __post_init__(self) -> None:
-        checks = [(self.train.temperature > 0, f"sampling.train.temperature: must be above 0 to train, got {self.train.temperature}")]
-        for part, sampling in (("train", self.train), ("val", self.val)):
-            checks += [
-                (sampling.temperature >= 0, f"sampling.{part}.temperature: must not be negative, got {sampling.temperature}"),
-                (0 < sampling.top_p <= 1, f"sampling.{part}.top_p: must be in (0, 1], got {sampling.top_p}"),
-            ]
-        _require(checks)
+        check(self, (self.train.temperature > 0, f"train.temperature: must be above 0 to train, got {self.train.temperature}"))
 
 
 @dataclass
@@ -487,6 +452,9 @@ class Config:
     run_root: str = "runs"  # folder that run directories are made in
     plugins: list[str] = field(default_factory=list)  # the user's own modules, imported first
 
+    def __post_init__(self) -> None:
+        check(self, seed=SEEDS)
+
     @property
     def data_seed(self) -> int:
         return self.seed if self.data.seed is None else self.data.seed
@@ -500,7 +468,8 @@ class Config:
         """
         if isinstance(config, Config):
             return config
-        return _typed(_plain(config))
+        problems: list[str] = []
+        return _typed(config_sources.read_python(config, Config, problems), problems)
 
 
 # -------------------------------------------------------------------------------------------------------------- loading
@@ -517,233 +486,31 @@ def load_config(argv: Sequence[str] = (), presets: str | Path | None = None, def
     Raises:
         ConfigError: with one line for every problem; nothing expensive has happened by then.
     """
-    names, overrides = parse_argv(argv)
     problems: list[str] = []
-    tree: dict[str, Any] = {}
-    for name in names or ([default] if default else []):
-        try:
-            merge(tree, _normal(read_preset(name, presets)))
-        except ConfigError as error:
-            problems += error.problems
-    for key, value in overrides:
-        try:
-            merge(tree, _nest(key, value))
-        except ConfigError as error:
-            problems += error.problems
-    config = _typed(tree, problems)
-    return as_dict_config(config)
+    tree = config_sources.read_argv(argv, Config, problems, presets, default)
+    return as_dict_config(_typed(tree, problems))
 
 
-def as_dict_config(config: Config) -> DictConfig:
-    """The DictConfig of a typed config: every key, plain values, unknown keys refused."""
-    tree = OmegaConf.create(schema.to_plain_tree(config))
-    OmegaConf.set_struct(tree, True)
-    return tree
-
-
-def parse_argv(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, Any]]]:
-    """Split a command line into preset names and `(key, text)` overrides.
-
-    Understands what W&B's command macros produce: `--k=v`, `k=v`, `--k v`, `--flag`, and one JSON object.
-    """
-    names: list[str] = []
-    overrides: list[tuple[str, Any]] = []
-    tokens = list(argv)
-    while tokens:
-        token = tokens.pop(0)
-        if token.startswith("{"):
-            try:
-                overrides += list(json.loads(token).items())
-            except (json.JSONDecodeError, AttributeError) as error:
-                raise ConfigError([f"{token[:60]!r}: looks like JSON, but is not an object ({error})"]) from error
-            continue
-        key, equals, value = token.removeprefix("--").partition("=")
-        if equals:
-            overrides.append((key, value))
-        elif not token.startswith("-"):
-            names.append(token)
-        elif tokens and not tokens[0].startswith("--"):
-            overrides.append((key, tokens.pop(0)))
-        else:
-            overrides.append((key, "true"))
-    return names, overrides
-
-
-def read_preset(name: str, folder: str | Path | None) -> dict[str, Any]:
-    """The raw content of a preset: `name` in `folder`, or a path to a YAML file."""
-    known = {path.stem: path for path in sorted(Path(folder).glob("*.yaml"))} if folder else {}
-    path = known.get(name) or Path(name)
-    if name not in known and path.suffix not in (".yaml", ".yml"):
-        raise ConfigError([f"{name}: no such preset; presets: {', '.join(known) or 'none'} (an override is written key=value)"])
-    try:
-        content = schema.parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{name}: cannot read the file: {error}"]) from error
-    except yaml.YAMLError as error:
-        raise ConfigError([f"{name}: not valid YAML: {' '.join(str(error).split())}"]) from error
-    if not isinstance(content, dict | None):
-        raise ConfigError([f"{name}: expected a mapping of keys, got {type(content).__name__}"])
-    return content or {}
-
-
-def merge(base: dict[str, Any], update: Mapping[str, Any], kind: Any = Config) -> dict[str, Any]:
-    """Merge `update` into `base`, section by section. A new `name` in an open section (`task`, `rollout_engine`) drops the
-    keys that belonged to the old one."""
-    for key, value in update.items():
-        old = base.get(key)
-        leaf = schema.keys_of(kind).get(key) if schema.is_section(kind) else None
-        inner = leaf.kind if leaf else None
-        if isinstance(value, Mapping) and isinstance(old, dict):
-            if hasattr(inner, "open_registry") and value.get("name", old.get("name")) != old.get("name"):
-                old.clear()
-            merge(old, value, inner)
-        else:
-            base[key] = merge({}, value, inner) if isinstance(value, Mapping) else value
-    return base
-
-
-def _normal(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys (`optim.lr: 1`) unfolded into nested sections."""
-    result: dict[str, Any] = {}
-    for key, value in tree.items():
-        merge(result, _nest(str(key), _normal(value) if isinstance(value, Mapping) else value), None)
-    return result
-
-
-def _nest(key: str, value: Any) -> dict[str, Any]:
-    """`a.b.c`, value -> {a: {b: {c: value}}}; text of a mapping is parsed where a section or a mapping belongs."""
-    parts = key.split(".")
-    if not all(parts):
-        raise ConfigError([f"{key or '(empty)'}: not a key; write section.key=value"])
-    kind = schema.kind_at(Config, parts)
-    if isinstance(value, str) and value.lstrip().startswith("{") and (schema.is_section(kind) or kind is Any or schema.is_mapping(kind)):
-        try:
-            parsed = schema.parse_yaml(value)
-        except yaml.YAMLError as error:
-            raise ConfigError([f"{key}: not a valid mapping: {' '.join(str(error).split())}"]) from error
-        value = _normal(parsed) if isinstance(parsed, dict) else value
-    for part in reversed(parts):
-        value = {part: value}
-    return value
-
-
-def _plain(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(config, DictConfig):
-        return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]
-    return dict(config)
-
-
-def _typed(tree: dict[str, Any], problems: Sequence[str] = ()) -> Config:
-    problems = list(problems)
-    tree = _resolve(tree, problems)
-    try:
-        load_plugins(schema.coerce(tree.get("plugins") or [], list[str]))
-    except ValueError as error:
-        problems.append(str(error))
-    except schema.Mismatch:
-        pass  # `build` names it
+def _typed(tree: dict[str, Any], problems: list[str]) -> Config:
+    """The config of a tree, with its plugins imported; every problem, those found before included, is in the `ConfigError`."""
+    problems += _import_plugins(tree.get("plugins"))
+    tree = config_sources.resolve(tree, Config, problems)
+    problems += config_checks.check_two_homes(tree)
     config = schema.build(Config, tree, problems)
-    if config is not None:
-        problems += check_names(config, tree)
+    problems += config_checks.check_names(config)
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError(problems)
     return config
 
 
-def _resolve(tree: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Fill in `${...}` and name `???` that were left; defaults can be referred to."""
-    unresolved = list(_leaves(tree))
-    if not any(isinstance(value, str) and ("${" in value or value == "???") for _, value in unresolved):
-        return tree
-    whole = OmegaConf.create(merge(schema.to_plain_tree(Config()), _strings(tree)))
-    for path, value in unresolved:
-        if not isinstance(value, str):
-            continue
-        if value == "???":
-            problems.append(f"{'.'.join(path)}: required, but not given")
-        elif "${" in value:
+def _import_plugins(given: Any) -> list[str]:
+    problems = []
+    try:
+        for module in coerce(given, list[str]):
             try:
-                resolved = OmegaConf.select(whole, ".".join(path), throw_on_missing=True, throw_on_resolution_failure=True)
-            except (OmegaConfBaseException, ValueError) as error:
-                problems.append(f"{'.'.join(path)}: cannot resolve {value!r}: {str(error).splitlines()[0]}")
-                continue
-            node = tree
-            for part in path[:-1]:
-                node = node[part]
-            node[path[-1]] = OmegaConf.to_container(resolved) if OmegaConf.is_config(resolved) else resolved
-    return tree
-
-
-def _strings(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _strings(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_strings(item) for item in value]
-    return str(value) if isinstance(value, str) else value
-
-
-def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-# -------------------------------------------------------------------------------------------------------- checks of names
-
-
-def check_names(config: Config, tree: Mapping[str, Any]) -> list[str]:
-    """Problems with names that registries know, with the keywords of what they name, and across sections."""
-    algorithm, problems = config.rllm.algorithm, []
-    for registry, name in (
-        (WORKFLOWS, config.rllm.workflow.name),
-        (TASKS, config.task.name),
-        (ENGINES, config.rollout_engine.name),
-        *((TRACKERS, tracker) for tracker in config.rllm.trainer.logger),
-    ):
-        if name not in registry:
-            problems.append(registry.unknown(name))
-
-    roles = [("rllm.algorithm.adv_estimator", None), *((f"rllm.algorithm.estimator_map.{role}", role) for role in algorithm.estimator_map)]
-    for key, role in roles:
-        name = algorithm.estimator_of(role) if role else estimator_name(algorithm.estimator)
-        if name not in ESTIMATORS:
-            problems.append(ESTIMATORS.unknown(name).replace(ESTIMATORS.key, key, 1))
-    estimator = estimator_name(algorithm.estimator)
-    problems += _check_kwargs("rllm.algorithm.estimator_kwargs", algorithm.estimator_kwargs, ESTIMATORS, estimator)
-
-    losses = {algorithm.loss_of(role) for _, role in roles if role} | {algorithm.loss_of("")} | set(algorithm.loss_fn_map.values())
-    chosen = algorithm.loss_fn is not None or algorithm.loss_fn_map or any(isinstance(e, tuple) for e in algorithm.estimator_map.values())
-    if chosen or algorithm.loss_kwargs:  # the losses import torch: look only where the user named something
-        problems += [LOSSES.unknown(name) for name in sorted(losses) if name not in LOSSES]
-        problems += _check_kwargs("rllm.algorithm.loss_kwargs", algorithm.loss_kwargs, LOSSES, algorithm.loss_of(""))
-
-    problems += _two_homes_of_norm(config.rllm, tree.get("rllm") or {})
+                load_plugins([module])
+            except ValueError as error:
+                problems.append(str(error))
+    except Mismatch:
+        pass  # `build` names it
     return problems
-
-
-def _two_homes_of_norm(rllm: RLLMConfig, tree: Mapping[str, Any]) -> list[str]:
-    """`norm_adv_by_std_in_grpo` may be given in its old home, but not with another value than in its own."""
-    key, old = "norm_adv_by_std_in_grpo", rllm.stepwise_advantage.norm_adv_by_std_in_grpo
-    given = (tree.get("algorithm") or {}).get(key)
-    if given is None or old is None or schema.coerce(given, bool) == old:
-        return []
-    return [f"rllm.algorithm.{key}={given} and rllm.stepwise_advantage.{key}={old} differ; give one"]
-
-
-def _check_kwargs(key: str, given: Mapping[str, Any], registry: Registry[Any], name: str) -> list[str]:
-    if not given or name not in registry:
-        return []
-    entry = registry.get(name)
-    declared = sorted(entry.kwargs if hasattr(entry, "kwargs") else _declared(entry))
-    return [
-        f"{key}.{unknown}: {registry.kind} {name!r} has no keyword {unknown!r}; it has: {', '.join(declared) or 'none'}"
-        for unknown in given
-        if unknown not in declared
-    ]
-
-
-def _declared(entry: Any) -> list[str]:
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in inspect.signature(entry).parameters.values() if p.kind in kinds and p.default is not p.empty]

@@ -48,7 +48,7 @@ class Registry(Generic[T]):
             raise ValueError(f"the name of a {self.kind} must be a non-empty string, got {name!r}")
         known = self._entries.get(name)
         if known is not None and known is not entry and _origin(known) != _origin(entry):
-            raise ValueError(f"{self.kind} {name!r} is registered already, by {_origin(known)}; choose another name")
+            raise ValueError(f"{self.kind} {name!r} is registered twice, by {_origin(known)} and by {_origin(entry)}; rename one")
         self._entries[name] = entry
         return entry
 
@@ -72,19 +72,20 @@ class Registry(Generic[T]):
             raise ValueError(self.unknown(name))
         return self._entries[name]
 
-    def unknown(self, name: object) -> str:
-        """The message for a name that is not registered."""
-        names = sorted(self._entries)
+    def unknown(self, name: object, key: str | None = None) -> str:
+        """The message for a name that is not registered, chosen under `key` (default: the registry's own)."""
+        names = self.names()
         close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else "."
         return (
-            f"{self.key}: unknown {self.kind} {name!r}{hint} Registered: {', '.join(names) or 'none'} "
+            f"{key or self.key}: unknown {self.kind} {name!r}{hint} Registered: {', '.join(names) or 'none'} "
             f"(your own: name its module in `plugins`)"
         )
 
     def load_home(self) -> None:
-        while self._home:
-            importlib.import_module(self._home.pop(0))
+        for module in self._home:
+            importlib.import_module(module)
+        self._home = []
 
     def names(self) -> list[str]:
         self.load_home()
@@ -126,7 +127,7 @@ def load_plugins(modules: Iterable[str]) -> None:
         except ModuleNotFoundError as error:
             missing = "" if error.name == name else f" (it needs {error.name!r})"
             raise ValueError(f"plugins: no module {name!r} on the Python path{missing}; it is searched from {here}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(f"plugins: importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 
