@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rllm_lightning.algorithms.estimator import (
-    RLLM_ADV_ESTIMATOR_REGISTRY,
-    Estimator,
-    get_rllm_adv_estimator,
-    register_rllm_adv_estimator,
-)
+from rllm_lightning.algorithms.assign import check_estimator_kwargs, has_advantage, run_estimator, use_precomputed
+from rllm_lightning.algorithms.estimator import RLLM_ADV_ESTIMATOR_REGISTRY, get_rllm_adv_estimator, register_rllm_adv_estimator
 from rllm_lightning.algorithms.estimators import Pair, as_pair, group_normalised
 from rllm_lightning.algorithms.metrics import advantage_metrics, difficulty_metrics, reward_metrics
+from rllm_lightning.algorithms.needs import rewards_of
 from rllm_lightning.algorithms.ragged import Array, Ragged, unit_of
 from rllm_lightning.algorithms.rl_algo import KNOBS, centred, normalise, std
 from rllm_lightning.config import AlgorithmConfig, rLLMAdvantageEstimator
-from rllm_lightning.types import Step, TrajectoryGroup
+from rllm_lightning.types import TrajectoryGroup
 
 __all__ = [
     "RLLM_ADV_ESTIMATOR_REGISTRY",
@@ -123,142 +119,68 @@ def calculate_rloo_advantages(rewards: Sequence[Any], **kwargs: Any) -> Pair:
 
 
 def collect_reward_and_advantage_from_trajectory_groups(
-    groups: Sequence[TrajectoryGroup], algorithm_config: AlgorithmConfig, collect_advantage: bool = True
+    groups: Sequence[TrajectoryGroup],
+    algorithm_config: AlgorithmConfig,
+    collect_advantage: bool = True,
+    *,
+    estimator_state: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Write an advantage to every step of every trajectory, and return the metrics of rewards and advantages.
 
     All groups of one role go through the role's estimator in one call: hand over the groups of the whole batch, from all ranks.
-    A trajectory's advantage is written, as a Python float, to each of its steps. Under `use_precomputed_advantage`, a group of
-    which any step has an advantage already keeps its steps' own ones instead (see `_use_precomputed`).
+    An advantage of a trajectory is written, as a Python float, to each of its steps; see `assign.py` for those of steps and
+    tokens. Under `use_precomputed_advantage`, a group of which any step has an advantage already keeps its own ones
+    (`assign.use_precomputed`); otherwise they are overwritten, with a warning.
+
+    Args:
+        estimator_state: what stateful estimators (`rae`) remember, plain data by role; they change it in place. Pass the same
+            dict to every training batch and keep it in the checkpoint.
 
     Returns:
         `reward/{role}/mean|std|max|min`; unless `collect_advantage` is False also `advantage/{role}/mean|std|max|min|fraction_zero`
-        and the difficulty of the role's groups, `batch/{role}/...` (see `metrics.difficulty_metrics`). Nothing for no trajectories.
+        and the difficulty of the role's groups, `batch/{role}/...` (`metrics.difficulty_metrics`). Nothing for no trajectories.
 
     Raises:
         ValueError: a reward is None, NaN or infinite; a precomputed advantage is no number and no list; an estimator is not
             registered, lacks what it needs, has no keyword that `estimator_kwargs` gives it, or returns something misshapen.
     """
+    if collect_advantage:
+        check_estimator_kwargs(algorithm_config)
     by_role: dict[str, list[TrajectoryGroup]] = {}
     for group in groups:
         if group.trajectories:
             by_role.setdefault(group.group_role, []).append(group)
 
-    if collect_advantage:
-        _check_estimator_kwargs(algorithm_config)
     metrics: dict[str, float] = {}
     noted: Counter[str] = Counter()
     for role, members in by_role.items():
-        rewards = [_rewards_of(group) for group in members]
+        rewards = [rewards_of(group) for group in members]
         metrics |= reward_metrics(role, rewards)
         if collect_advantage:
-            advantages = _assign(role, members, rewards, algorithm_config, noted)
-            metrics |= advantage_metrics(role, advantages) | difficulty_metrics(role, rewards)
+            assigned = _assign(role, members, rewards, algorithm_config, estimator_state, noted)
+            metrics |= advantage_metrics(role, np.array(assigned)) | difficulty_metrics(role, rewards)
     if noted["overwritten"]:
-        logger.warning("%d steps had an advantage already; it is overwritten (use_precomputed_advantage is off)", noted["overwritten"])
+        logger.warning("%d groups had advantages already; they are overwritten (use_precomputed_advantage is off)", noted["overwritten"])
     if noted["missing"]:
         logger.warning("%d steps of groups with precomputed advantages have none; they count as 0", noted["missing"])
     return metrics
 
 
-def _check_estimator_kwargs(config: AlgorithmConfig) -> None:
-    """Every key of `estimator_kwargs` must be a keyword of some estimator in use: a misspelt one must not vanish."""
-    names = sorted({config.estimator_of(role) for role in ("", *config.estimator_map)})
-    known = {key for name in names for key in RLLM_ADV_ESTIMATOR_REGISTRY.get(name).kwargs}
-    if unknown := sorted(set(config.estimator_kwargs) - known):
-        raise ValueError(
-            f"rllm.algorithm.estimator_kwargs: {', '.join(names)} take no {', '.join(map(repr, unknown))}; "
-            f"known: {', '.join(sorted(known)) or 'none'}"
-        )
-
-
-def _rewards_of(group: TrajectoryGroup) -> Array:
-    rewards = np.array([math.nan if t.reward is None else t.reward for t in group.trajectories], dtype=np.float64)
-    if not np.isfinite(rewards).all():
-        trajectory = group.trajectories[int(np.flatnonzero(~np.isfinite(rewards))[0])]
-        raise ValueError(
-            f"group {group.group_id!r}, trajectory {trajectory.uid} (role {group.group_role!r}): its reward is {trajectory.reward}; "
-            "the reward function must give a finite number"
-        )
-    return rewards
-
-
-def _assign(role: str, groups: list[TrajectoryGroup], rewards: list[Array], config: AlgorithmConfig, noted: Counter[str]) -> Array:
-    """Write the advantages of one role to its steps; returns all numbers that were assigned, [any]."""
-    has_own = [any(step.advantage is not None for t in group.trajectories for step in t.steps) for group in groups]
-    assigned: list[float] = []
-    if config.use_precomputed_advantage:
-        for group in itertools.compress(groups, has_own):
-            assigned += _use_precomputed(group, noted)
-        rewards = [r for r, own in zip(rewards, has_own, strict=True) if not own]
-        groups = [group for group, own in zip(groups, has_own, strict=True) if not own]
-    else:
-        steps = (step for group in itertools.compress(groups, has_own) for t in group.trajectories for step in t.steps)
-        noted["overwritten"] += sum(step.advantage is not None for step in steps)
-    if groups:
-        assigned += _estimate(role, groups, rewards, config)
-    return np.array(assigned)
-
-
-def _use_precomputed(group: TrajectoryGroup, noted: Counter[str]) -> list[float]:
-    """Make every step's own advantage a list of one float a response token.
-
-    A number stands for all tokens; None is 0 and a list of another length than the tokens is 0 too, with a warning.
-    """
-    assigned = []
-    for trajectory in group.trajectories:
-        for index, step in enumerate(trajectory.steps):
-            step.advantage = _per_token(step, f"group {group.group_id!r}, trajectory {trajectory.uid}, step {index}", noted)
-            assigned += step.advantage
+def _assign(
+    role: str,
+    groups: list[TrajectoryGroup],
+    rewards: list[Array],
+    config: AlgorithmConfig,
+    estimator_state: dict[str, Any] | None,
+    noted: Counter[str],
+) -> list[float]:
+    """Write the advantages of one role; returns all numbers that were assigned."""
+    keeps_own = [has_advantage(group) for group in groups]
+    if not config.use_precomputed_advantage:
+        noted["overwritten"] += sum(keeps_own)
+        keeps_own = [False] * len(groups)
+    assigned = [value for group in itertools.compress(groups, keeps_own) for value in use_precomputed(group, noted)]
+    others = [index for index, own in enumerate(keeps_own) if not own]
+    if others:
+        assigned += run_estimator(role, [groups[i] for i in others], [rewards[i] for i in others], config, estimator_state)
     return assigned
-
-
-def _per_token(step: Step, where: str, noted: Counter[str]) -> list[float]:
-    own: Any = step.advantage
-    num_tokens = len(step.response_ids)
-    if own is None:
-        noted["missing"] += 1
-        return [0.0] * num_tokens
-    is_list = isinstance(own, list | tuple | np.ndarray)
-    for value in own if is_list else [own]:
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-            raise ValueError(f"{where}: a precomputed advantage must be a finite number or a list of them, got {value!r}")
-    if not is_list:
-        return [float(own)] * num_tokens
-    if len(own) != num_tokens:
-        logger.warning("%s: %d precomputed advantages for %d response tokens; they count as 0", where, len(own), num_tokens)
-        return [0.0] * num_tokens
-    return [float(value) for value in own]
-
-
-def _estimate(role: str, groups: list[TrajectoryGroup], rewards: list[Array], config: AlgorithmConfig) -> list[float]:
-    """Run the estimator of a role and write what it returns to the steps."""
-    name = config.estimator_of(role)
-    estimator: Estimator = RLLM_ADV_ESTIMATOR_REGISTRY.get(name)
-    offered = {"norm_adv_by_std_in_grpo": config.norm_adv_by_std_in_grpo, "algorithm_config": config, "traj_groups": groups}
-    offered |= {key: value for key, value in config.estimator_kwargs.items() if key in estimator.kwargs}
-    advantages, _ = estimator(rewards, **estimator.accepted(offered))
-    if len(advantages) != len(groups):
-        raise ValueError(f"estimator {name!r}, role {role!r}: returned advantages of {len(advantages)} groups for {len(groups)}")
-    assigned: list[float] = []
-    for group, of_group in zip(groups, advantages, strict=True):
-        where = f"estimator {name!r}, group {group.group_id!r}"
-        if of_group is None:  # not trained on
-            for step in (step for t in group.trajectories for step in t.steps):
-                step.advantage = None
-            continue
-        of_group = _floats(of_group, len(group.trajectories), where)
-        for trajectory, advantage in zip(group.trajectories, of_group, strict=True):
-            for step in trajectory.steps:
-                step.advantage = advantage
-        assigned += of_group
-    return assigned
-
-
-def _floats(values: Any, expected: int, where: str) -> list[float]:
-    array = np.asarray(values, dtype=np.float64)
-    if array.shape != (expected,):
-        raise ValueError(f"{where}: returned advantages of shape {array.shape}, expected ({expected},)")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{where}: returned advantages that are not finite: {array}")
-    return array.tolist()

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from rllm_lightning.algorithms.needs import NEEDS
 from rllm_lightning.config import rLLMAdvantageEstimator
 from rllm_lightning.registry import ESTIMATORS as RLLM_ADV_ESTIMATOR_REGISTRY
 
@@ -30,18 +31,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # What the caller hands to every estimator that names it.
 CONTEXT = ("norm_adv_by_std_in_grpo", "algorithm_config", "traj_groups")
-# What an estimator may need beyond one reward a trajectory; `needs.py` gathers it.
-NEEDS = (
-    "lengths",
-    "reward_components",
-    "step_rewards",
-    "state_keys",
-    "values",
-    "greedy_rewards",
-    "logprobs",
-    "teacher_logprobs",
-    "state",
-)
 
 
 @dataclass(frozen=True)
@@ -54,8 +43,8 @@ class Estimator:
         scope: the smallest set of trajectories it must see at once. `role-batch` is the safe choice.
         per: what one advantage belongs to. For each group the function returns `trajectory`: one number a trajectory; `step`:
             for each trajectory, one number a step; `token`: for each trajectory and step, one number a response token.
-        needs: which of `NEEDS` it takes.
-        kwargs: its own keywords.
+        needs: which of `needs.NEEDS` it takes.
+        kwargs: its own keywords, and `required`, those without a default.
         source: where the formula comes from.
     """
 
@@ -65,6 +54,7 @@ class Estimator:
     per: Per
     needs: tuple[str, ...]
     kwargs: tuple[str, ...]
+    required: tuple[str, ...]
     source: str
 
     def __call__(self, rewards: Any, **keywords: Any) -> Any:
@@ -102,7 +92,8 @@ def register_rllm_adv_estimator(
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         own = tuple(dict.fromkeys([key for key in named if key not in CONTEXT + NEEDS] + list(kwargs)))
         needs = tuple(key for key in named if key in NEEDS)
-        RLLM_ADV_ESTIMATOR_REGISTRY.add(str(name), Estimator(function, formula, scope, per, needs, own, source))
+        required = tuple(p.name for p in parameters if p.name in own and p.default is p.empty)
+        RLLM_ADV_ESTIMATOR_REGISTRY.add(str(name), Estimator(function, formula, scope, per, needs, own, required, source))
         return function
 
     return register
