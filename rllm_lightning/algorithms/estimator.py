@@ -27,6 +27,7 @@ from rllm_lightning.registry import ESTIMATORS as RLLM_ADV_ESTIMATOR_REGISTRY
 
 Scope = Literal["trajectory", "group", "role-batch"]
 Per = Literal["trajectory", "step", "token"]
+Objective = Literal["mean_reward", "pass_at_k", "pass_at_n", "log_likelihood", "teacher"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 # What the caller hands to every estimator that names it.
@@ -46,6 +47,9 @@ class Estimator:
         needs: which of `needs.NEEDS` it takes.
         kwargs: its own keywords, and `required`, those without a default.
         source: where the formula comes from.
+        objective: what it claims to climb, which its bias is measured against: the mean reward; pass@k with its keyword `k`, or
+            with the group's size; the log-likelihood of a right answer to the order of the group's size minus 1; closeness to
+            the teacher. `lab.objectives` defines them.
     """
 
     function: Callable[..., Any]
@@ -56,6 +60,7 @@ class Estimator:
     kwargs: tuple[str, ...]
     required: tuple[str, ...]
     source: str
+    objective: Objective = "mean_reward"
 
     def __call__(self, rewards: Any, **keywords: Any) -> Any:
         return self.function(rewards, **keywords)
@@ -76,11 +81,12 @@ def register_rllm_adv_estimator(
     per: Per = "trajectory",
     source: str = "",
     kwargs: Iterable[str] = (),
+    objective: Objective = "mean_reward",
 ) -> Callable[[F], F]:
     """Register a function as the advantage estimator `name`. Needs and keywords are read from its parameters.
 
     Args:
-        formula, scope, per, source: see `Estimator`.
+        formula, scope, per, source, objective: see `Estimator`.
         kwargs: keywords it takes through `**kwargs`, besides those that are parameters.
 
     Raises:
@@ -93,7 +99,7 @@ def register_rllm_adv_estimator(
         own = tuple(dict.fromkeys([key for key in named if key not in CONTEXT + NEEDS] + list(kwargs)))
         needs = tuple(key for key in named if key in NEEDS)
         required = tuple(p.name for p in parameters if p.name in own and p.default is p.empty)
-        RLLM_ADV_ESTIMATOR_REGISTRY.add(str(name), Estimator(function, formula, scope, per, needs, own, required, source))
+        RLLM_ADV_ESTIMATOR_REGISTRY.add(str(name), Estimator(function, formula, scope, per, needs, own, required, source, objective))
         return function
 
     return register
