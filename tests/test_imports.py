@@ -1,0 +1,63 @@
+"""What an import costs: work on an estimator starts without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+TORCH_FREE = [
+    "rllm_lightning",
+    "rllm_lightning.types",
+    "rllm_lightning.registry",
+    "rllm_lightning.values",
+    "rllm_lightning.schema",
+    "rllm_lightning.config",
+    "rllm_lightning.algorithms.advantage",
+    "rllm_lightning.algorithms.rl_algo",
+    "rllm_lightning.algorithms.transform",
+    "rllm_lightning.algorithms.rejection_sampling",
+    "rllm_lightning.algorithms.metrics",
+    "rllm_lightning.rollout.engine",
+    "rllm_lightning.rollout.scripted",
+    "rllm_lightning.workflows",
+    "rllm_lightning.tasks",
+]
+HEAVY = {"torch", "lightning", "transformers", "wandb"}
+
+LOAD = """
+import importlib, pkgutil, sys
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    if name.endswith(("workflows", "tasks")):  # every module of these rooms
+        for found in pkgutil.iter_modules(module.__path__, name + "."):
+            importlib.import_module(found.name)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def loaded_after(code, *args):
+    """The top-level modules that a fresh interpreter holds after `code`."""
+    result = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+def test_the_rooms_up_to_workflows_and_tasks_import_without_torch():
+    assert not loaded_after(LOAD, *TORCH_FREE) & HEAVY
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from rllm_lightning import Step, Trajectory, AlgorithmConfig, rLLMAdvantageEstimator",
+        "from rllm_lightning import calculate_grpo_advantages, register_rllm_adv_estimator, Workflow, ScriptedEngine",
+        "import rllm_lightning; rllm_lightning.AlgorithmConfig.from_config({'rllm': {'algorithm': {'adv_estimator': 'rloo'}}})",
+    ],
+)
+def test_public_names_below_the_trainer_cost_no_torch(statement):
+    assert not loaded_after(f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})") & HEAVY
+
+
+def test_importing_the_package_alone_loads_nothing_beside_the_standard_library():
+    code = "import sys; before = set(sys.modules); import rllm_lightning; print(*{n.partition('.')[0] for n in set(sys.modules) - before})"
+    assert not loaded_after(code) - set(sys.stdlib_module_names) - {"rllm_lightning"}
