@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from rllm_lightning import schema
+from rllm_lightning import schema, values
 from rllm_lightning.config import Config
 from rllm_lightning.tracking.secrets import scrub
 
@@ -153,7 +153,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = isinstance(schema.guess(text), str) and text.strip() == text
+    plain = re.fullmatch(r"[A-Za-z][\w./-]*", text) and isinstance(values.guess(text), str)
     text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # else it would be read as an interpolation
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
 

@@ -209,9 +209,9 @@ def is_logged_in() -> bool:
     """Whether the environment or the netrc file holds a key for the W&B server."""
     if any(os.environ.get(name) for name in LOGIN_VARIABLES):
         return True
-    import wandb
+    from wandb.sdk.wandb_setup import singleton
 
-    hosts = {urlsplit(wandb.Settings().base_url).netloc, "api.wandb.ai"}
+    hosts = {urlsplit(singleton().settings.base_url).netloc, "api.wandb.ai"}  # unlike `wandb.setup()` this starts no service
     candidates = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
     for path in map(os.path.expanduser, candidates):
         with contextlib.suppress(OSError, netrc.NetrcParseError):

@@ -1,8 +1,12 @@
 """A run directory in a temporary folder, and an environment in which W&B can reach nothing outside of it."""
 
+import os
+from typing import Any
+
 import pytest
 
 from rllm_lightning.config import Config
+from rllm_lightning.registry import register_task
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.types import Episode, Step, TerminationReason, Trajectory
 
@@ -10,8 +14,6 @@ from rllm_lightning.types import Episode, Step, TerminationReason, Trajectory
 @pytest.fixture(autouse=True)
 def hermetic(tmp_path, monkeypatch):
     """No login, no sweep, no service address of another process; W&B's folders and the network's way out are dead ends."""
-    import os
-
     for name in list(os.environ):
         if name.startswith("WANDB_"):
             monkeypatch.delenv(name)
@@ -22,12 +24,26 @@ def hermetic(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
+@register_task("tracking_demo")
+def tracking_demo(seed: int, *, level: int = 1, api_key: str = "", note: str = "", untyped: Any = None) -> Any:
+    """A task that is never made: its keys are what matters."""
+
+
 @pytest.fixture
-def config(tmp_path):
-    config = Config(run_root=str(tmp_path / "runs"), seed=7)
-    config.rllm.trainer.project_name = "demo"
-    config.rllm.trainer.experiment_name = "first"
-    return config
+def make_config(tmp_path):
+    """A typed config from `section.key: value` pairs, its run directories in the temporary folder."""
+
+    def make(**overrides):
+        pairs = {"run_root": str(tmp_path / "runs"), "seed": 7, "task.name": "tracking_demo"}
+        pairs |= {"rllm.trainer.project_name": "demo", "rllm.trainer.experiment_name": "first"} | overrides
+        return Config.from_config(pairs)
+
+    return make
+
+
+@pytest.fixture
+def config(make_config):
+    return make_config()
 
 
 @pytest.fixture
@@ -39,7 +55,9 @@ def run(config):
 def make_episode():
     def make(task_id="sum:1", rollout=0, reward=1.0, advantage=0.5, prompt="1+1=?", response="2"):
         chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-        step = Step(prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.1], chat_completions=chat, model_response=response, advantage=advantage)
+        step = Step(
+            prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.1], chat_completions=chat, model_response=response, advantage=advantage
+        )
         trajectory = Trajectory(name="solver", steps=[step], reward=reward)
         reason = TerminationReason.ENV_DONE
         return Episode(id=f"{task_id}:{rollout}", is_correct=reward > 0, termination_reason=reason, trajectories=[trajectory])

@@ -1,0 +1,135 @@
+"""A line chart as SVG text: `line_chart(title, series)`. No drawing library; readable in a page and as a file of its own.
+
+Colours follow the reader's light or dark theme by a style sheet inside the picture. Points that are not finite leave a gap.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+Point = tuple[float, float]  # (step, value)
+
+WIDTH, HEIGHT = 480, 260  # of the whole picture
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 30  # margins around the axes
+MAX_DOTS = 40  # points of a series that are still marked one by one
+
+# Okabe and Ito's colours, told apart by the colour-blind as well; one set for light ground, one for dark
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#6a3d9a", "#666666")
+DARK = ("#56b4e9", "#ff8c42", "#2ec4a0", "#e39ac4", "#e6c229", "#8ecdf5", "#b497e0", "#b0b0b0")
+
+_CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def escape(text: object) -> str:
+    """Text for a place inside HTML or XML, attributes included; characters that neither allows become `�`."""
+    return html.escape(_CONTROL.sub("\ufffd", str(text)))
+
+
+def line_chart(title: str, series: Mapping[str, Sequence[Point]]) -> str:
+    """The chart as one `<svg>` element.
+
+    Args:
+        title: written above the axes.
+        series: lines by name, each a list of points in ascending steps; without a finite point the chart says so.
+    """
+    points = [point for line in series.values() for point in line if all(map(math.isfinite, point))]
+    body = [f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>']
+    if points:
+        axes = _Axes([x for x, _ in points], [y for _, y in points])
+        body += [*axes.draw(), *(shape for k, line in enumerate(series.items()) for shape in _draw_line(axes, k, *line)), *_legend(series)]
+    else:
+        body.append(f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">no finite values</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+    return "\n".join([head, f"<style>{_STYLE}</style>", *body, "</svg>"])
+
+
+class _Axes:
+    """From data to picture coordinates."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]):
+        self.x_ticks = ticks(min(xs), max(xs), 6, whole=True)
+        self.y_ticks = ticks(min(ys), max(ys), 5)
+        self.x_range = min(xs[0], *xs, self.x_ticks[0]), max(*xs, self.x_ticks[-1])
+        self.y_range = min(*ys, self.y_ticks[0]), max(*ys, self.y_ticks[-1])
+
+    def place(self, x: float, y: float) -> str:
+        return f"{self.x(x):.1f},{self.y(y):.1f}"
+
+    def x(self, value: float) -> float:
+        return LEFT + _share(value, *self.x_range) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - _share(value, *self.y_range) * (HEIGHT - TOP - BOTTOM)
+
+    def draw(self) -> Iterator[str]:
+        for tick in self.y_ticks:
+            y = f"{self.y(tick):.1f}"
+            yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
+            yield f'<text class="tick" x="{LEFT - 6}" y="{y}" dy="0.35em" text-anchor="end">{tick:.5g}</text>'
+        for tick in self.x_ticks:
+            yield f'<text class="tick" x="{self.x(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{tick:.0f}</text>'
+        yield f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def ticks(low: float, high: float, num: int, whole: bool = False) -> list[float]:
+    """About `num` round values that cover [low, high]: steps of 1, 2 or 5 times a power of ten (`whole`: of at least 1, inside)."""
+    if low == high:
+        margin = abs(low) / 2 or 1.0
+        return [low] if whole else [low - margin, low, low + margin]
+    raw = (high - low) / num
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= raw * (1 - 1e-9))
+    if whole:
+        step = max(step, 1.0)
+        return [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [step * k for k in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
+
+
+def _draw_line(axes: _Axes, index: int, name: str, line: Sequence[Point]) -> Iterator[str]:
+    colour = f"c{index % len(LIGHT)}"
+    for run in _finite_runs(line):
+        yield f'<polyline class="line {colour}" points="{" ".join(axes.place(x, y) for x, y in run)}"/>'
+    finite = [point for point in line if all(map(math.isfinite, point))]
+    for x, y in finite if len(finite) <= MAX_DOTS else ():
+        hint = escape(f"{name}: {y:.6g} at step {x:.0f}")
+        yield f'<circle class="dot {colour}" cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="2.5"><title>{hint}</title></circle>'
+
+
+def _finite_runs(line: Sequence[Point]) -> Iterator[list[Point]]:
+    run: list[Point] = []
+    for point in line:
+        if all(map(math.isfinite, point)):
+            run.append(point)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _legend(series: Mapping[str, Sequence[Point]]) -> Iterator[str]:
+    if len(series) < 2:
+        return
+    for k, name in enumerate(series):
+        y = TOP + 6 + 14 * k
+        yield f'<text class="tick legend c{k % len(LIGHT)}" x="{WIDTH - RIGHT}" y="{y}" text-anchor="end">{escape(name)} ●</text>'
+
+
+def _colours(palette: Sequence[str]) -> str:
+    return "".join(f".chart .line.c{k}{{stroke:{c}}}.chart .dot.c{k},.chart .legend.c{k}{{fill:{c}}}" for k, c in enumerate(palette))
+
+
+_STYLE = (
+    ".chart{font:11px system-ui,sans-serif}.chart .title{font-weight:600;font-size:12.5px;fill:#222}.chart .tick{fill:#666}"
+    ".chart .grid{stroke:#ddd;stroke-width:1}.chart .axis{stroke:#888;stroke-width:1}"
+    f".chart .line{{fill:none;stroke-width:1.6;stroke-linejoin:round}}{_colours(LIGHT)}"
+    "@media (prefers-color-scheme:dark){.chart .title{fill:#eee}.chart .tick{fill:#aaa}.chart .grid{stroke:#333}.chart .axis{stroke:#777}"
+    f"{_colours(DARK)}}}"
+)
