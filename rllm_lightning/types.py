@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 import uuid
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, TypeVar
@@ -39,17 +40,19 @@ class TerminationEvent(Exception):
     """Raised inside a workflow (or by a rollout engine on its behalf) to end the episode for `reason`."""
 
     def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN):
-        super().__init__(reason.value)
-        self.reason = reason
+        self.reason = TerminationReason(reason)
+        super().__init__(self.reason.value)
 
 
 def to_plain(value: Any) -> Any:
     """`value` as strict JSON data: NumPy and tensor values become numbers and full lists, NaN and infinities null, enums
     their value, records their `to_dict`, mapping keys text. Anything else unknown becomes its `repr`."""
-    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
-        return value
     if isinstance(value, Enum):
         return to_plain(value.value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return str(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, np.generic):
@@ -60,9 +63,9 @@ def to_plain(value: Any) -> Any:
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else str(to_plain(key)): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, Mapping):
+        return {str(to_plain(key)): to_plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray | memoryview):
         return [to_plain(item) for item in value]
     if hasattr(value, "detach") and hasattr(value, "tolist"):  # a torch tensor, without importing torch
         return to_plain(value.detach().tolist())
@@ -86,6 +89,13 @@ class _Record:
     def _revive(cls, key: str, value: Any) -> Any:
         """Turn the JSON form of field `key` back into its Python form."""
         return value
+
+
+def _nan_for_null(value: Any) -> Any:
+    """A number, or a list of numbers, that cannot be None: where it is null, a NaN was stored."""
+    if isinstance(value, list):
+        return [_nan_for_null(item) for item in value]
+    return math.nan if value is None else value
 
 
 @dataclass
@@ -117,6 +127,10 @@ class ModelOutput(_Record):
     finish_reason: str | None = None
     weight_version: int | None = None
 
+    @classmethod
+    def _revive(cls, key: str, value: Any) -> Any:
+        return _nan_for_null(value) if key == "logprobs" and value is not None else value
+
 
 @dataclass
 class RewardOutput(_Record):
@@ -126,6 +140,10 @@ class RewardOutput(_Record):
     reward: float
     is_correct: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def _revive(cls, key: str, value: Any) -> Any:
+        return _nan_for_null(value) if key == "reward" else value
 
 
 @dataclass
@@ -156,9 +174,9 @@ class Step(_Record):
 
     def __post_init__(self) -> None:
         if (output := self.model_output) is not None:
-            self.prompt_ids = self.prompt_ids or list(output.prompt_ids or [])
-            self.response_ids = self.response_ids or list(output.completion_ids or [])
-            self.logprobs = self.logprobs or list(output.logprobs or [])
+            for name, given in (("prompt_ids", output.prompt_ids), ("response_ids", output.completion_ids), ("logprobs", output.logprobs)):
+                if len(getattr(self, name)) == 0 and given is not None:
+                    setattr(self, name, list(given))
             if self.weight_version is None:
                 self.weight_version = output.weight_version
         if len(self.logprobs) not in (0, len(self.response_ids)):
@@ -182,7 +200,9 @@ class Step(_Record):
     def _revive(cls, key: str, value: Any) -> Any:
         if key == "model_output" and isinstance(value, dict):
             return ModelOutput.from_dict(value)
-        return math.nan if value is None and key in ("reward", "mc_return") else value
+        if key in ("reward", "mc_return", "logprobs") or (key == "advantage" and value is not None):
+            return _nan_for_null(value)
+        return value
 
 
 @dataclass
