@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 Point = tuple[float, float]  # (step, value)
 
 WIDTH, HEIGHT = 480, 260  # of the whole picture
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 30  # margins around the axes
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 46, 30  # margins around the axes
 MAX_DOTS = 40  # points of a series that are still marked one by one
 
 # Okabe and Ito's colours, told apart by the colour-blind as well; one set for light ground, one for dark
@@ -52,7 +52,7 @@ class _Axes:
     def __init__(self, xs: Sequence[float], ys: Sequence[float]):
         self.x_ticks = ticks(min(xs), max(xs), 6, whole=True)
         self.y_ticks = ticks(min(ys), max(ys), 5)
-        self.x_range = min(xs[0], *xs, self.x_ticks[0]), max(*xs, self.x_ticks[-1])
+        self.x_range = min(*xs, self.x_ticks[0]), max(*xs, self.x_ticks[-1])
         self.y_range = min(*ys, self.y_ticks[0]), max(*ys, self.y_ticks[-1])
 
     def place(self, x: float, y: float) -> str:
@@ -65,31 +65,39 @@ class _Axes:
         return HEIGHT - BOTTOM - _share(value, *self.y_range) * (HEIGHT - TOP - BOTTOM)
 
     def draw(self) -> Iterator[str]:
+        digits = _digits(self.y_ticks)
         for tick in self.y_ticks:
             y = f"{self.y(tick):.1f}"
             yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
-            yield f'<text class="tick" x="{LEFT - 6}" y="{y}" dy="0.35em" text-anchor="end">{tick:.5g}</text>'
+            yield f'<text class="tick" x="{LEFT - 6}" y="{y}" dy="0.35em" text-anchor="end">{tick:.{digits}g}</text>'
         for tick in self.x_ticks:
             yield f'<text class="tick" x="{self.x(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{tick:.0f}</text>'
         yield f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
 
 
 def _share(value: float, low: float, high: float) -> float:
-    return (value - low) / (high - low) if high > low else 0.5
+    # in halves, as the difference of two huge numbers may be no number
+    return (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.5
 
 
 def ticks(low: float, high: float, num: int, whole: bool = False) -> list[float]:
     """About `num` round values that cover [low, high]: steps of 1, 2 or 5 times a power of ten (`whole`: of at least 1, inside)."""
-    if low == high:
+    raw = high / num - low / num
+    if raw <= max(1e-300, 1e-10 * max(abs(low), abs(high))):  # one value, as far as a picture can tell
         margin = abs(low) / 2 or 1.0
         return [low] if whole else [low - margin, low, low + margin]
-    raw = (high - low) / num
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= raw * (1 - 1e-9))
     if whole:
         step = max(step, 1.0)
         return [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return [step * k for k in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
+
+
+def _digits(ticks: Sequence[float]) -> int:
+    """Significant digits that tell neighbouring ticks apart."""
+    largest = max(map(abs, ticks))
+    return max(5, math.floor(math.log10(largest)) - math.floor(math.log10(ticks[1] - ticks[0])) + 1)
 
 
 def _draw_line(axes: _Axes, index: int, name: str, line: Sequence[Point]) -> Iterator[str]:
@@ -115,15 +123,13 @@ def _finite_runs(line: Sequence[Point]) -> Iterator[list[Point]]:
 
 
 def _legend(series: Mapping[str, Sequence[Point]]) -> Iterator[str]:
-    if len(series) < 2:
-        return
-    for k, name in enumerate(series):
-        y = TOP + 6 + 14 * k
-        yield f'<text class="tick legend c{k % len(LIGHT)}" x="{WIDTH - RIGHT}" y="{y}" text-anchor="end">{escape(name)} ●</text>'
+    if len(series) > 1:
+        names = " ".join(f'<tspan class="c{k % len(LIGHT)}">● {escape(name)}</tspan>' for k, name in enumerate(series))
+        yield f'<text class="tick legend" x="{LEFT}" y="34">{names}</text>'
 
 
 def _colours(palette: Sequence[str]) -> str:
-    return "".join(f".chart .line.c{k}{{stroke:{c}}}.chart .dot.c{k},.chart .legend.c{k}{{fill:{c}}}" for k, c in enumerate(palette))
+    return "".join(f".chart .line.c{k}{{stroke:{c}}}.chart .dot.c{k},.chart .legend .c{k}{{fill:{c}}}" for k, c in enumerate(palette))
 
 
 _STYLE = (

@@ -47,7 +47,9 @@ def write_report(run: RunDirectory) -> Path:
         _charts(charts),
         _metrics_table(rows),
         *(_rollouts(*sample) for sample in sample_episodes(_episode_folder(run, config))),
-        f"<h2>Configuration</h2>\n<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>",
+        "<h2>Configuration</h2>",
+        f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>",
+        f"<details><summary>versions</summary><pre>{escape(yaml.safe_dump(summary.get('versions', {}), sort_keys=False))}</pre></details>",
     ]
     page = _PAGE.replace("{title}", escape(run.path.name)).replace("{style}", _STYLE).replace("{body}", "\n".join(sections))
     atomic_write(run.report_html, page)
@@ -96,7 +98,6 @@ def _header(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         facts["time"] = timedelta(seconds=round(summary["wall_time_s"]))
         facts["tokens/s"] = "–" if summary["tokens_per_s"] is None else f"{summary['tokens_per_s']:,.0f}"
         facts["commit"] = (summary["git_commit"] or "–")[:10]
-        facts |= summary["versions"]
     status = summary.get("status", "unknown")
     items = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items())
     return f'<h1>{escape(run.path.name)} <span class="badge {escape(status)}">{escape(status)}</span></h1>\n<dl>{items}</dl>'
