@@ -2,7 +2,7 @@
 
     groups --rewards, role by role--> estimator of the role --> step.advantage of every step, and metrics
 
-The other estimators stand in `estimators.py` (one number a trajectory) and `step_estimators.py` (one a step or token);
+The other estimators stand in `presets.py` (GRPO's family), `group_estimators.py`, `batch_estimators.py` and `step_estimators.py`;
 `estimator.py` says how to add one.
 """
 
@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from rllm_lightning.algorithms import batch_estimators, group_estimators, step_estimators  # noqa: F401 (they register estimators)
 from rllm_lightning.algorithms.assign import check_estimator_kwargs, has_advantage, run_estimator, use_precomputed
 from rllm_lightning.algorithms.estimator import RLLM_ADV_ESTIMATOR_REGISTRY, get_rllm_adv_estimator, register_rllm_adv_estimator
-from rllm_lightning.algorithms.estimators import Pair, as_pair, group_normalised
 from rllm_lightning.algorithms.metrics import advantage_metrics, difficulty_metrics, reward_metrics
 from rllm_lightning.algorithms.needs import rewards_of
-from rllm_lightning.algorithms.ragged import Array, Ragged, unit_of
-from rllm_lightning.algorithms.rl_algo import KNOBS, centred, normalise, std
+from rllm_lightning.algorithms.presets import Pair, as_pair, group_normalised
+from rllm_lightning.algorithms.ragged import Array, Ragged, divide
+from rllm_lightning.algorithms.rl_algo import KNOBS, normalise
 from rllm_lightning.config import AlgorithmConfig, rLLMAdvantageEstimator
 from rllm_lightning.types import TrajectoryGroup
 
@@ -91,11 +92,12 @@ def calculate_reinforce_plus_plus_baseline_advantages(rewards: Sequence[Any], ep
         in a group: exactly 0. Where the centred rewards of the batch do not differ, their std counts as 1.
     """
     groups = Ragged.of(rewards)
-    unit = unit_of(np.abs(groups.flat_N).max(initial=0.0))
-    centred_N = centred(groups, groups.flat_N / unit)
-    (batch_std,) = std(pool := groups.pooled(), centred_N)
-    scale = batch_std + epsilon / unit if pool.has_spread(centred_N) else (1 + epsilon) / unit
-    return as_pair(groups, centred_N / scale)
+    r, unit_G = groups.in_units(common=True)
+    single_G = groups.sizes_G == 1
+    centred_N = r.flat_N - r.expand(np.where(single_G, 0.0, r.mean_G))
+    centred_N[r.expand(~(r.differs_G | single_G))] = 0.0
+    (batch_std,) = r.like(centred_N).pooled().std_G()
+    return as_pair(groups, divide(centred_N, r.expand((batch_std or 1 / unit_G) + epsilon / unit_G)))
 
 
 @register_rllm_adv_estimator(

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm_lightning.algorithms.ragged import Array, Ragged, unit_of
-from rllm_lightning.algorithms.rl_algo import std
+from rllm_lightning.algorithms.ragged import Array, Ragged
 from rllm_lightning.types import Episode, TerminationReason
 
 PERCENTILES = (10, 50, 90)
@@ -166,8 +165,7 @@ def difficulty_metrics(role: str, rewards: Sequence[Array]) -> dict[str, float]:
     if not rewards:
         return {}
     groups = Ragged.of([r for r in rewards if len(r) >= 2])
-    mean_G, std_G = groups.mean(groups.flat_N), std(groups, groups.flat_N)
-    differs_G = groups.has_spread(groups.flat_N)
+    mean_G, std_G, differs_G = groups.mean_G, groups.std_G(), groups.differs_G
     at = f"batch/{role}"
     metrics = {f"{at}/total": float(len(mean_G)), f"{at}/informative": float(differs_G.sum())}
     if len(mean_G):
@@ -183,7 +181,6 @@ def difficulty_metrics(role: str, rewards: Sequence[Array]) -> dict[str, float]:
 def _summary(at: str, values: Array) -> dict[str, float]:
     if not len(values):
         return {}
-    unit = float(unit_of(np.abs(values).max()))  # the sum of large values may leave float64's range
-    scaled = values / unit
-    stats = {"mean": scaled.mean(), "std": scaled.std(), "max": scaled.max(), "min": scaled.min()}
-    return {f"{at}/{name}": float(value) * unit for name, value in stats.items()}
+    x, (unit,) = Ragged.of([values]).in_units()
+    stats = {"mean": x.mean_G, "std": x.std_G(), "max": x.max_G, "min": x.min_G}
+    return {f"{at}/{name}": float(value[0] * unit) for name, value in stats.items()}

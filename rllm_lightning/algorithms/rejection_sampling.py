@@ -99,4 +99,4 @@ def apply_rejection_sampling_and_filtering(
 
 def _with_spread(groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
     rewards = Ragged.of([rewards_of(group) for group in groups])
-    return [group for group, differs in zip(groups, rewards.has_spread(rewards.flat_N), strict=True) if differs]
+    return [group for group, differs in zip(groups, rewards.differs_G, strict=True) if differs]

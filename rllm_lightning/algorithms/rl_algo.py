@@ -1,7 +1,7 @@
 """Group-normalised advantages: (reward - baseline) / scale, over all groups at once or for one group.
 
 `normalise` is the whole family (GRPO and its relatives in other libraries); estimators are choices of its knobs, see
-`estimators.py`. The functions `..._per_group` are rLLM's names for one group's GRPO and RLOO.
+`presets.py`. The functions `..._per_group` are rLLM's names for one group's GRPO and RLOO.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rllm_lightning.algorithms.ragged import NO_SPREAD, Array, Ragged, unit_of
+from rllm_lightning.algorithms.ragged import NO_SPREAD, Array, Ragged, divide
 
 Baseline = Literal["mean", "loo", "median", "none"]
 Scale = Literal["std", "batch_std", "mad", "mean", "none"]
@@ -69,69 +69,93 @@ def normalise(
         ddof: 0: std of the population; 1: of a sample.
         epsilon, eps_mode: how a small scale is kept from blowing up: `add`: scale + epsilon; `clamp_std`: at least epsilon;
             `clamp_var`: its square at least epsilon.
-        singleton: a group of one: `raw` (baseline 0, scale 1), `zero`, `drop` (0, and no part of `batch_std`) or
-            `error`.
+        singleton: a group of one: `raw` (baseline 0, scale 1), `zero`, `drop` (0, and no part of `batch_std`) or `error`.
 
     Returns:
-        [N] float64. Groups whose rewards do not differ get exactly 0 with
-        every baseline but `none`. A std of 0 is no scale: the value stays as it is.
+        [N] float64. Groups whose rewards do not differ get exactly 0 with every baseline but `none`. A std of 0 is no scale: the
+        value stays as it is.
 
     Raises:
         ValueError: a knob has no such value, or a group of one under `singleton="error"`.
     """
-    check_knobs(baseline=baseline, scale=scale, ddof=ddof, epsilon=epsilon, eps_mode=eps_mode, singleton=singleton)
-    single_N = rewards.size_N == 1
-    if singleton == "error" and single_N.any():
+    _check(baseline=baseline, scale=scale, ddof=ddof, epsilon=epsilon, eps_mode=eps_mode, singleton=singleton)
+    single_G = rewards.sizes_G == 1
+    if singleton == "error" and single_G.any():
         raise ValueError(
-            f"group {rewards.group_N[single_N.argmax()]} holds one trajectory, and singleton is 'error'; "
+            f"group {single_G.argmax()} holds one trajectory, and singleton is 'error'; "
             "raise rllm.rollout.n, or set rllm.algorithm.estimator_kwargs.singleton to raw, zero or drop"
         )
-    # In units of the largest reward (of the batch, where its std is the scale), squares and sums stay inside float64's range.
-    magnitude_G = rewards.max(np.abs(rewards.flat_N))
-    if scale == "batch_std":
-        magnitude_G[:] = magnitude_G.max(initial=0.0)
-    unit_N = unit_of(magnitude_G)[rewards.group_N]
-    r_N = rewards.flat_N / unit_N
-
-    baseline_N = _baseline(rewards, r_N, baseline)
-    centred_N = r_N - baseline_N
-    if baseline != "none":
-        centred_N[~rewards.has_spread(r_N)[rewards.group_N]] = 0.0
-    if scale == "batch_std":
-        counted_N = ~single_N if singleton == "drop" else np.ones(len(r_N), bool)
-        scale_N = np.broadcast_to(std(Ragged.of([r_N[counted_N]]), r_N[counted_N], ddof), r_N.shape)
+    r, unit_G = rewards.in_units(common=scale == "batch_std")
+    if baseline == "loo" and scale == "std":
+        divisor_N = _divisor(_std_of_others(r, ddof), scale, r.expand(unit_G), epsilon, eps_mode)
     else:
-        scale_N = _group_scale(rewards, r_N, baseline_N, scale, ddof, of_others=baseline == "loo")
+        counted_N = r.expand(~single_G) if singleton == "drop" else slice(None)
+        divisor_N = r.expand(_divisor(_scale(r, scale, ddof, counted_N), scale, unit_G, epsilon, eps_mode))
+    advantages_N = divide(_centred(r, baseline), divisor_N)
 
-    as_it_is_N = (scale_N == 0) & (scale in ("std", "batch_std", "none"))
-    divisor_N = np.where(as_it_is_N, 1 / unit_N, _guarded(scale_N, epsilon, eps_mode, unit_N))
-    advantages_N = _ratio(centred_N, divisor_N)
+    zero_G = ~r.differs_G if baseline != "none" else np.zeros_like(r.differs_G)
     if scale == "mean":
-        advantages_N[scale_N <= 0] = 0.0
-    if singleton == "raw":
-        advantages_N[single_N] = _ratio(rewards.flat_N[single_N], 1.0 if scale == "none" else _guarded(1.0, epsilon, eps_mode, 1.0))
-    else:
-        advantages_N[single_N] = 0.0
+        zero_G |= r.mean_G <= 0
+    advantages_N[r.expand(zero_G)] = 0.0
+    if single_G.any():
+        single_N = r.expand(single_G)
+        raw = rewards.flat_N[single_N] / _divisor(1.0, scale, 1.0, epsilon, eps_mode)
+        advantages_N[single_N] = raw if singleton == "raw" else 0.0
     return advantages_N
 
 
-def centred(groups: Ragged, values_N: Array) -> Array:
-    """Values minus the mean of their group; a group of one has mean 0, one without spread gives exactly 0."""
-    mean_G = np.where(groups.sizes_G == 1, 0.0, groups.mean(values_N))
-    centred_N = values_N - mean_G[groups.group_N]
-    centred_N[~(groups.has_spread(values_N) | (groups.sizes_G == 1))[groups.group_N]] = 0.0
-    return centred_N
+def _centred(r: Ragged, baseline: Baseline) -> Array:
+    if baseline == "none":
+        return r.flat_N
+    if baseline == "loo":
+        return r.flat_N - _mean_of_others(r)
+    return r.centred_N if baseline == "mean" else r.flat_N - r.expand(r.median_G)
 
 
-def std(groups: Ragged, values_N: Array, ddof: int = 0) -> Array:
-    """[G] standard deviations; exactly 0 for a group without spread."""
-    centred_N = values_N - groups.mean(values_N)[groups.group_N]
-    std_G = np.sqrt(groups.sum(centred_N**2) / np.maximum(groups.sizes_G - ddof, 1))
-    return np.where(groups.has_spread(values_N), std_G, 0.0)
+def _mean_of_others(r: Ragged) -> Array:
+    return (r.expand(r.sum_G) - r.flat_N) / r.expand(np.maximum(r.sizes_G - 1, 1))
 
 
-def check_knobs(**knobs: Any) -> None:
-    """Raise a `ValueError` that names the first knob without such a value."""
+def _scale(r: Ragged, scale: Scale, ddof: int, counted_N: Any) -> Array:
+    """[G] scale of each group; not used for `none`."""
+    if scale == "mean":
+        return r.mean_G
+    if scale == "mad":
+        return 1.4826 * r.like(np.abs(r.flat_N - r.expand(r.median_G))).median_G
+    if scale == "batch_std":
+        return np.full(len(r.sizes_G), Ragged.of([r.flat_N[counted_N]]).std_G(ddof)[0])
+    return r.std_G(ddof) if scale == "std" else np.ones(len(r.sizes_G))
+
+
+def _std_of_others(r: Ragged, ddof: int) -> Array:
+    """[N] for each member the std of the rest of its group; 0 for a rest of one, or one that does not differ.
+
+    Sums of squares stand around the group's median, and leave a member out by adding up what is before and behind it:
+    subtracting it from the sum of all would lose a small spread beside one large reward.
+    """
+    mean_of_others_N, std_N = _mean_of_others(r), np.zeros_like(r.flat_N)
+    for index in r.by_size():
+        num_others = index.shape[1] - 1
+        if num_others <= ddof:
+            continue
+        median = np.median(r.flat_N[index], axis=1, keepdims=True)
+        squares = np.pad((r.flat_N[index] - median) ** 2, ((0, 0), (1, 1)))
+        before, behind = squares.cumsum(axis=1)[:, :-2], squares[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
+        around_mean = before + behind - num_others * (mean_of_others_N[index] - median) ** 2
+        std_N[index] = np.sqrt(np.maximum(around_mean, 0.0) / (num_others - ddof))
+    return np.where(std_N > NO_SPREAD * np.abs(mean_of_others_N), std_N, 0.0)
+
+
+def _divisor(size: Any, scale: Scale, unit: Any, epsilon: float, eps_mode: EpsMode) -> Any:
+    """A scale, whose size is in `unit`s, with its epsilon, which is not; 1 where there is no scale, and where a std is 0."""
+    if scale == "none":
+        return 1 / unit
+    least = (np.sqrt(epsilon) if eps_mode == "clamp_var" else epsilon) / unit
+    divisor = size + least if eps_mode == "add" else np.maximum(size, least)
+    return np.where(size == 0, 1 / unit, divisor) if scale in ("std", "batch_std") else divisor
+
+
+def _check(**knobs: Any) -> None:
     for name, value in knobs.items():
         at = f"rllm.algorithm.estimator_kwargs.{name}"
         if name in _CHOICES and value not in get_args(_CHOICES[name]):
@@ -140,58 +164,3 @@ def check_knobs(**knobs: Any) -> None:
             raise ValueError(f"{at}: must be 0 or 1, got {value!r}")
         if name == "epsilon" and not (isinstance(value, int | float) and 0 <= value < np.inf):
             raise ValueError(f"{at}: must be a number of at least 0, got {value!r}")
-
-
-def _baseline(rewards: Ragged, r_N: Array, baseline: Baseline) -> Array:
-    if baseline == "none":
-        return np.zeros_like(r_N)
-    if baseline == "median":
-        return rewards.median(r_N)[rewards.group_N]
-    if baseline == "mean":
-        return rewards.mean(r_N)[rewards.group_N]
-    return (rewards.sum(r_N)[rewards.group_N] - r_N) / np.maximum(rewards.size_N - 1, 1)
-
-
-def _group_scale(rewards: Ragged, r_N: Array, baseline_N: Array, scale: Scale, ddof: int, of_others: bool) -> Array:
-    if scale == "none":
-        return np.zeros_like(r_N)
-    if scale == "mean":
-        return rewards.mean(r_N)[rewards.group_N]
-    if scale == "mad":
-        median_G = rewards.median(r_N)
-        return 1.4826 * rewards.median(np.abs(r_N - median_G[rewards.group_N]))[rewards.group_N]
-    if of_others:
-        return _std_of_others(rewards, r_N, baseline_N, ddof)
-    return std(rewards, r_N, ddof)[rewards.group_N]
-
-
-def _std_of_others(rewards: Ragged, r_N: Array, mean_of_others_N: Array, ddof: int) -> Array:
-    """For each member the std of the rest of its group; 0 for a rest of one, or one without spread.
-
-    Sums of squares stand around the group's median, and leave a member out by adding up what is before and behind it:
-    subtracting it from the sum of all would lose a small spread beside one large reward.
-    """
-    std_N = np.zeros_like(r_N)
-    for index in rewards.by_size():
-        num_others = index.shape[1] - 1
-        if num_others <= ddof:
-            continue
-        median = np.median(r_N[index], axis=1, keepdims=True)
-        squares = np.pad((r_N[index] - median) ** 2, ((0, 0), (1, 1)))
-        before, behind = squares.cumsum(axis=1)[:, :-2], squares[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
-        shift = mean_of_others_N[index] - median
-        std_N[index] = np.sqrt(np.maximum(before + behind - num_others * shift**2, 0.0) / (num_others - ddof))
-    return np.where(std_N > NO_SPREAD * np.abs(mean_of_others_N), std_N, 0.0)
-
-
-def _guarded(scale: Any, epsilon: float, eps_mode: EpsMode, unit: Any) -> Any:
-    """`scale`, which is in `unit`s, kept from blowing up by `epsilon`, which is not."""
-    if eps_mode == "add":
-        return scale + epsilon / unit
-    return np.maximum(scale, (epsilon if eps_mode == "clamp_std" else np.sqrt(epsilon)) / unit)
-
-
-def _ratio(numerator_N: Array, divisor_N: Any) -> Array:
-    """0 / x is 0 whatever x is; what leaves float64's range is infinite here and cut to the largest number by `split`."""
-    with np.errstate(over="ignore", divide="ignore"):
-        return np.divide(numerator_N, divisor_N, out=np.zeros_like(numerator_N), where=numerator_N != 0)
