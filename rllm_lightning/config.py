@@ -43,7 +43,7 @@ class ConfigError(ValueError):
     """A configuration that cannot run. `problems` holds one line for each thing that is wrong."""
 
     def __init__(self, problems: Sequence[str]):
-        self.problems = list(dict.fromkeys(problems))
+        self.problems = list(dict.fromkeys(" ".join(problem.splitlines()) for problem in problems))
         super().__init__("\n".join(self.problems))
 
 
@@ -54,6 +54,27 @@ class rLLMAdvantageEstimator(StrEnum):
     REINFORCE = "reinforce"
     REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
     RLOO = "rloo"
+    GRPO_TRL = "grpo_trl"
+    GRPO_VERL = "grpo_verl"
+    GRPO_NEMO = "grpo_nemo"
+    DR_GRPO = "dr_grpo"
+    GRPO_BATCH_STD = "grpo_batch_std"
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    PRPO = "prpo"
+    OPO = "opo"
+    GPG = "gpg"
+    MAXRL = "maxrl"
+    MAPO = "mapo"
+    MEDIAN_MAD = "median_mad"
+    PASS_AT_K = "pass_at_k"
+    GRPO_PASSK = "grpo_passk"
+    GDPO = "gdpo"
+    REMAX = "remax"
+    GAE = "gae"
+    GIGPO = "gigpo"
+    TURN_LEVEL = "turn_level"
+    RAE = "rae"
+    DISTILL = "distill"
     OTHER = "other"
 
     @classmethod

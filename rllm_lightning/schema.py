@@ -229,11 +229,11 @@ def show(value: Any) -> str:
 def _unknown_key(key: str, path: str, leaves: Mapping[str, Leaf], root: type, name: Any) -> str:
     """The message for a key that is not there, with the nearest one: here, anywhere, or of the same last part."""
     full = f"{path}{key}"
-    everywhere = list(all_keys(root))
-    by_last_part = {other.rpartition(".")[2]: other for other in everywhere}
+    elsewhere = [other for other in all_keys(root) if not (path and other.startswith(path))]
+    by_last_part = {other.rpartition(".")[2]: other for other in elsewhere}
     if near := difflib.get_close_matches(key, list(leaves), n=1):
         hint = f"did you mean {path}{near[0]}?"
-    elif near := difflib.get_close_matches(full, everywhere, n=1, cutoff=0.7):
+    elif near := difflib.get_close_matches(full, elsewhere, n=1, cutoff=0.7):
         hint = f"did you mean {near[0]}?"
     elif near := difflib.get_close_matches(key, list(by_last_part), n=1, cutoff=0.8):
         hint = f"did you mean {by_last_part[near[0]]}?"

@@ -53,7 +53,7 @@ def _scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
     return Quoted(node.value) if node.style in ("'", '"', "|", ">") else str(node.value)
 
 
-_TextLoader.yaml_implicit_resolvers = {}
+_TextLoader.yaml_implicit_resolvers = {"<": [("tag:yaml.org,2002:merge", re.compile("<<$"))]}
 _TextLoader.add_constructor("tag:yaml.org,2002:str", _scalar)
 
 
@@ -74,11 +74,12 @@ def parse_yaml(text: str) -> Any:
 def parse_structure(text: str) -> Any:
     """The list or mapping that `text` writes as JSON, as YAML or as a Python literal; `text` itself if it writes none."""
     text = text.strip()
-    if "\\" in text or text.startswith("("):  # in YAML, 'a\nb' holds a backslash and (1, 2) is text; Python writes both
-        try:
-            return map_text(ast.literal_eval(text), Quoted)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            pass
+    if "\\" in text or text.startswith("("):  # to YAML, 'a\nb' holds a backslash, "\ud83d\ude00" two halves, and (1, 2) is text
+        for read in (json.loads, ast.literal_eval):
+            try:
+                return map_text(read(text), Quoted)
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                continue
     try:
         return parse_yaml(text)
     except ValueError:
