@@ -23,7 +23,7 @@ from rllm_lightning.config import AlgorithmConfig, Config, ConfigError
 from rllm_lightning.models.load import check_model
 from rllm_lightning.registry import ENGINES, ESTIMATORS
 from rllm_lightning.rollout.engine import EngineSetup, RolloutEngine, SamplingParams
-from rllm_lightning.trainer.batch import TrainBatch, collate, make_train_batch, split_micro_batches, split_minibatches
+from rllm_lightning.trainer.batch import TrainBatch, make_train_batch, split_minibatches
 from rllm_lightning.trainer.data import TaskLoader, task_id_of
 from rllm_lightning.trainer.optimization import make_optimizer, schedule_factor, warmup_steps_of
 from rllm_lightning.trainer.policy import Policy
@@ -158,12 +158,11 @@ class LightningBackend(BackendProtocol):
                 row.old_logprobs = row.rollout_logprobs
         if not (want_old or want_reference or "values" in self.needs):
             return
-        for rows in split_micro_batches(batch.rows, training.micro_batch_tokens):
-            micro = collate(rows, self.policy.device)
+        for micro in self.policy.micro_batches(batch.rows, training.micro_batch_tokens):
             with torch.no_grad():
                 scores = self.policy(micro) if want_old or "values" in self.needs else None
             reference = self.policy.reference_logprobs(micro).tolist() if want_reference else None
-            for index, row in enumerate(rows):
+            for index, row in enumerate(micro.rows):
                 length = len(row.response_ids)
                 if scores is not None and want_old:
                     row.old_logprobs = scores.logprobs[index, :length].tolist()

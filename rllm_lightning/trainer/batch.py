@@ -1,10 +1,10 @@
-"""Trajectory groups -> training rows -> minibatches -> micro-batches of tensors.
+"""Trajectory groups -> training rows -> minibatches; and what a micro-batch is.
 
     TrajectoryGroup.trajectories[i].steps[j]  ->  Row(prompt, response)        one row for each model call
     rows                                      ->  minibatches                  whole groups, one optimizer step each
-    minibatch                                 ->  micro-batches                sorted by length, one forward pass each
+    minibatch                                 ->  micro-batches (`layout.py`)  one forward pass each
 
-Shapes: B rows, L tokens of the longest row, T response tokens of the longest response.
+Shapes: B rows, T response tokens of the longest response, N response tokens of all rows.
 """
 
 from __future__ import annotations
@@ -101,66 +101,45 @@ def split_minibatches(batch: TrainBatch, num_minibatches: int, key: tuple[int, .
     return [part for part in parts if part]
 
 
-def split_micro_batches(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Sort by length, longest first, and cut so that rows times longest row stays within `max_tokens` (one row at least)."""
-    ordered = sorted(rows, key=lambda row: -row.num_tokens)
-    parts: list[list[Row]] = []
-    for row in ordered:
-        if parts and (len(parts[-1]) + 1) * parts[-1][0].num_tokens <= max_tokens:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return parts
-
-
 @dataclass
 class MicroBatch:
-    """Rows as tensors, padded on the right.
+    """Rows laid out as tensors for one forward pass. How rows share tokens is a matter of the layout (`layout.py`); a reader
+    of scores only sees [B, T].
 
-    `input_ids_BL` (padding: 0) with `attention_mask_BL` (padding: 0); response token t of row b stands at column
-    `response_start_B[b] + t` and is predicted one column before. The [B, T] tensors are float32, 0 in padding; `mask_BT` is 1
-    on response tokens.
+    `input_ids`, `attention_mask` and `position_ids` go to the model ([S, L]: S sequences of L tokens; the mask is [S, L], or
+    [S, 1, L, L] where tokens see a tree). The N response tokens of all rows, row after row, are `targets_N`; each is predicted
+    at sequence `sequences_N`, column `columns_N`. `mask_BT` is 1.0 where row b has a response token t, and 0.0 in padding.
     """
 
     rows: list[Row] = field(repr=False)
-    input_ids_BL: Tensor
-    attention_mask_BL: Tensor
-    response_start_B: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    sequences_N: Tensor
+    columns_N: Tensor
+    targets_N: Tensor
     mask_BT: Tensor
 
     @property
-    def targets_BT(self) -> Tensor:
-        """Response token ids; padding holds some valid id."""
-        return self.input_ids_BL.gather(1, self._columns(0))
-
-    @property
-    def predicting_columns_BT(self) -> Tensor:
-        """The column whose hidden state predicts each response token; padding holds some valid column."""
-        return self._columns(-1)
-
-    def _columns(self, shift: int) -> Tensor:
-        steps = torch.arange(self.mask_BT.shape[1], device=self.mask_BT.device)
-        return (self.response_start_B[:, None] + steps + shift).clamp(0, self.input_ids_BL.shape[1] - 1)
+    def num_response_tokens(self) -> int:
+        return sum(len(row.response_ids) for row in self.rows)
 
     def padded(self, values: Sequence[Sequence[float]]) -> Tensor:
-        """Numbers of each row's response tokens as [B, T], 0 in padding."""
-        result = torch.zeros(self.mask_BT.shape, dtype=torch.float32)
-        for index, numbers in enumerate(values):
-            result[index, : len(numbers)] = torch.tensor(numbers, dtype=torch.float32)
-        return result.to(self.mask_BT.device)
+        """Numbers of each row's response tokens as float32 [B, T], 0 in padding."""
+        return _padded(values, self.mask_BT.shape[1], torch.float32).to(self.mask_BT.device)
+
+    def spread(self, values_N: Tensor) -> Tensor:
+        """One number for each response token as [B, T], 0 in padding; gradients pass."""
+        return values_N.new_zeros(self.mask_BT.shape).masked_scatter(self.mask_BT.bool(), values_N)
 
 
-def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> MicroBatch:
-    """The tensors of one micro-batch."""
-    assert rows, "a micro-batch has at least one row"
-    longest = max(row.num_tokens for row in rows)
-    num_targets = max(len(row.response_ids) for row in rows)
-    input_ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    attention_mask = torch.zeros(len(rows), longest, dtype=torch.int64)
-    mask = torch.zeros(len(rows), num_targets, dtype=torch.float32)
-    for index, row in enumerate(rows):
-        input_ids[index, : row.num_tokens] = torch.tensor(row.prompt_ids + row.response_ids, dtype=torch.int64)
-        attention_mask[index, : row.num_tokens] = 1
-        mask[index, : len(row.response_ids)] = 1.0
-    start = torch.tensor([len(row.prompt_ids) for row in rows], dtype=torch.int64)
-    return MicroBatch(list(rows), input_ids.to(device), attention_mask.to(device), start.to(device), mask.to(device))
+def response_mask(rows: Sequence[Row]) -> Tensor:
+    """`mask_BT` of some rows."""
+    return _padded([[1.0] * len(row.response_ids) for row in rows], max(len(row.response_ids) for row in rows), torch.float32)
+
+
+def _padded(values: Sequence[Sequence[float]], width: int, dtype: torch.dtype) -> Tensor:
+    result = torch.zeros(len(values), width, dtype=dtype)
+    for index, numbers in enumerate(values):
+        result[index, : len(numbers)] = torch.tensor(numbers, dtype=dtype)
+    return result

@@ -1,6 +1,6 @@
 """`Policy`: the trained module. It scores tokens (log-probs, entropies, values), keeps the reference policy, and saves itself.
 
-    MicroBatch -> body -> hidden states where a response token is predicted -> head (`head.py`) -> [B, T] tensors
+    rows -> MicroBatch (`layout.py`) -> body -> hidden states where a response token is predicted -> head (`head.py`) -> [B, T] tensors
 
 Dropout is off in the model (`models.load.disable_dropout`), so sampling, log-prob passes and updates see one distribution;
 the module is in training mode during updates only (gradient checkpointing needs it) and in eval mode otherwise.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from rllm_lightning.config import Config
 from rllm_lightning.models.load import load_model
-from rllm_lightning.trainer.batch import MicroBatch
+from rllm_lightning.trainer.batch import MicroBatch, Row
 from rllm_lightning.trainer.head import logprobs_from_logits, token_logprobs
+from rllm_lightning.trainer.layout import LayoutCost, PrefixTree, collate_rows, collate_trees, micro_batches
+from rllm_lightning.types import Step
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +49,10 @@ class Policy(nn.Module):
         tokenizer: its tokenizer.
         temperature: of the training rollouts; log-probs are those of logits / temperature.
         value_head: add a linear head that estimates the return from each token's state (for estimators that need values).
+        tree: compute a prefix that rows share once, where the model allows it.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0, value_head: bool = False):
+    def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0, value_head: bool = False, tree: bool = True):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
@@ -61,16 +64,17 @@ class Policy(nn.Module):
             nn.init.zeros_(self.value_head.weight)
         self._reference: list[Any] = []  # in a list, so that it is no submodule: neither trained nor in checkpoints
         self._compiled_body: Callable[..., Any] | None = None
+        self.eval()
         self.plain_head = self._has_plain_head()
+        self.tree_cost = LayoutCost.of(self._causal_lm) if tree and self._sees_trees() else None
         if value_head and not self.plain_head:
             raise ValueError("model.name: this model's head is more than a matrix product; a value head cannot be put beside it")
-        self.eval()
 
     @classmethod
     def from_config(cls, config: Config, value_head: bool = False) -> Policy:
         """The policy that a config names. Raises `ConfigError` where the model cannot be loaded."""
         model, tokenizer = load_model(config.model, config.seed)
-        policy = cls(model, tokenizer, config.sampling.train.temperature, value_head)
+        policy = cls(model, tokenizer, config.sampling.train.temperature, value_head, config.training.tree)
         if config.model.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if config.model.compile:
@@ -89,26 +93,55 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Scores:
         """Score the response tokens of `micro` (see `Scores`)."""
-        columns_BT, mask_BT = micro.predicting_columns_BT, micro.mask_BT.bool()
-        rows_N, positions_N = mask_BT.nonzero()[:, 0], columns_BT[mask_BT]
-        targets_N = micro.targets_BT[mask_BT]
-        inputs = {"input_ids": micro.input_ids_BL, "attention_mask": micro.attention_mask_BL, "use_cache": False}
-        values_N = None
-        if self.plain_head:
-            body = self._compiled_body or self._causal_lm.base_model
-            hidden_ND = body(**inputs).last_hidden_state[rows_N, positions_N]
-            head = self._causal_lm.get_output_embeddings()
-            logprobs_N, entropies_N = token_logprobs(hidden_ND, head.weight, getattr(head, "bias", None), targets_N, self.temperature)
-            if self.value_head is not None:
-                values_N = self.value_head(hidden_ND.float()).squeeze(-1)
-        else:
-            logits_NV = self.model(**inputs).logits[rows_N, positions_N]
-            logprobs_N, entropies_N = logprobs_from_logits(logits_NV, targets_N, self.temperature)
-        padded = [
-            None if values is None else torch.zeros(mask_BT.shape, dtype=values.dtype, device=values.device).masked_scatter(mask_BT, values)
-            for values in (logprobs_N, entropies_N, values_N)
+        inputs = {
+            "input_ids": micro.input_ids,
+            "attention_mask": self._mask(micro.attention_mask),
+            "position_ids": micro.position_ids,
+            "use_cache": False,
+        }
+        at = (micro.sequences_N, micro.columns_N)
+        if not self.plain_head:
+            logits_NV = self.model(**inputs).logits[at]
+            logprobs_N, entropies_N = logprobs_from_logits(logits_NV, micro.targets_N, self.temperature)
+            return Scores(micro.spread(logprobs_N), micro.spread(entropies_N))
+        body = self._compiled_body or self._causal_lm.base_model
+        hidden_ND = body(**inputs).last_hidden_state[at]
+        head = self._causal_lm.get_output_embeddings()
+        logprobs_N, entropies_N = token_logprobs(hidden_ND, head.weight, getattr(head, "bias", None), micro.targets_N, self.temperature)
+        values_BT = None if self.value_head is None else micro.spread(self.value_head(hidden_ND.float()).squeeze(-1))
+        return Scores(micro.spread(logprobs_N), micro.spread(entropies_N), values_BT)
+
+    def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:
+        """The forward passes of some rows, laid out in the cheapest way that this model allows, on its device."""
+        return micro_batches(rows, max_tokens, self.device, self.tree_cost)
+
+    def _mask(self, mask: Tensor) -> Tensor:
+        """A tree's mask in the form that the model's attention takes: bool for SDPA, numbers to be added for the eager one."""
+        if mask.dtype == torch.bool and self._causal_lm.config._attn_implementation == "eager":
+            lowest = torch.finfo(self._causal_lm.dtype).min
+            return torch.zeros(mask.shape, dtype=self._causal_lm.dtype, device=mask.device).masked_fill(~mask, lowest)
+        return mask
+
+    def _sees_trees(self) -> bool:
+        """Whether the model takes a mask and positions of ours: tried on two rows with a common prefix. Windowed, recurrent and
+        position-free attention give other numbers there, or refuse the mask."""
+        rows = [
+            Row(Step(prompt_ids=[1, 2, 3], response_ids=response), index, 0, "", None) for index, response in enumerate(([4, 5], [6, 5]))
         ]
-        return Scores(*padded)  # type: ignore[arg-type]
+        tree = PrefixTree()
+        for row in rows:
+            tree.add(row)
+        try:
+            with torch.no_grad():
+                plain, shared = (self(layout).logprobs for layout in (collate_rows(rows, self.device), collate_trees([tree], self.device)))
+                shifted = self(
+                    replace(collate_trees([tree], self.device), position_ids=torch.arange(len(tree), device=self.device)[None])
+                ).logprobs
+        except Exception as error:  # models refuse a mask in many ways; the padded layout always works
+            logger.info("the model takes no tree masks (%s); rows are computed one by one", error)
+            return False
+        gap, wrong = (plain - shared).abs().max(), (plain - shifted).abs().max()
+        return bool(gap < 0.05 * wrong) if wrong > 0 else False
 
     def _has_plain_head(self) -> bool:
         """Whether the logits are the head's matrix product and nothing else (no scaling, no soft cap): tried on two tokens."""
@@ -126,7 +159,7 @@ class Policy(nn.Module):
         model without them."""
         if not hasattr(self.model, "disable_adapter") and not self._reference:
             frozen = copy.deepcopy(self.model).eval().requires_grad_(False)
-            self._reference = [Policy(frozen, self.tokenizer, self.temperature)]
+            self._reference = [Policy(frozen, self.tokenizer, self.temperature, tree=self.tree_cost is not None)]
 
     @property
     def reference_weights(self) -> dict[str, Tensor] | None:

@@ -21,7 +21,7 @@ from rllm_lightning.algorithms.kl import drift_metrics, kl_penalty
 from rllm_lightning.algorithms.losses import Metrics, aggregate_loss, compute_policy_loss, metric_totals
 from rllm_lightning.config import Config
 from rllm_lightning.registry import LOSSES
-from rllm_lightning.trainer.batch import MicroBatch, Row, collate, split_micro_batches
+from rllm_lightning.trainer.batch import MicroBatch, Row
 from rllm_lightning.trainer.policy import Policy, Scores
 
 
@@ -99,8 +99,7 @@ class MinibatchUpdate:
     def backward(self) -> None:
         """Add the gradient of every micro-batch; what stands in `.grad` afterwards is the minibatch's."""
         loss = torch.zeros((), dtype=torch.float64)
-        for part in split_micro_batches(self.rows, self.config.training.micro_batch_tokens):
-            micro = collate(part, self.policy.device)
+        for micro in self.policy.micro_batches(self.rows, self.config.training.micro_batch_tokens):
             share = self._loss(micro, self.policy(micro))
             self.call_backward(share)
             loss = loss + share.detach().double().cpu()
@@ -108,7 +107,7 @@ class MinibatchUpdate:
 
     def _loss(self, micro: MicroBatch, scores: Scores) -> Tensor:
         """This micro-batch's share of the minibatch's loss."""
-        algorithm, mask_BT, num_tokens = self.algorithm, micro.mask_BT, sum(len(row.response_ids) for row in micro.rows)
+        algorithm, mask_BT, num_tokens = self.algorithm, micro.mask_BT, micro.num_response_tokens
         old_BT = self._old_logprobs(micro, scores)
         loss_BT = self._policy_loss(micro, scores, old_BT)
         loss_BT = loss_BT * self._correction(micro, old_BT, num_tokens)

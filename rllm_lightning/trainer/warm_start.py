@@ -24,7 +24,7 @@ from rllm_lightning.config import Config, ConfigError
 from rllm_lightning.models.load import cache_folder
 from rllm_lightning.registry import LOSSES
 from rllm_lightning.rollout.chat import Chat
-from rllm_lightning.trainer.batch import Row, collate, split_micro_batches
+from rllm_lightning.trainer.batch import Row
 from rllm_lightning.trainer.policy import Policy
 from rllm_lightning.types import Step
 from rllm_lightning.workflows.single_turn import chat_of
@@ -81,11 +81,10 @@ def _train(policy: Policy, rows: Sequence[Row], config: Config) -> None:
         for step in range(settings.steps):
             batch = _draw(rows, settings.batch_size, config.seed, step)
             weight = 1.0 / sum(len(row.response_ids) for row in batch)
-            for part in split_micro_batches(batch, config.training.micro_batch_tokens):
-                micro = collate(part, policy.device)
+            for micro in policy.micro_batches(batch, config.training.micro_batch_tokens):
                 logprobs_BT = policy(micro).logprobs
                 loss_BT, _ = compute_policy_loss(loss, logprobs_BT, None, torch.ones_like(logprobs_BT), micro.mask_BT)
-                aggregate_loss(loss_BT, micro.mask_BT, np.full(len(part), weight)).backward()
+                aggregate_loss(loss_BT, micro.mask_BT, np.full(len(micro.rows), weight)).backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _factor(step, settings.steps)

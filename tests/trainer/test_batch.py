@@ -1,8 +1,6 @@
-"""Groups to rows, minibatches, micro-batches and tensors."""
+"""Groups to rows and minibatches."""
 
-import torch
-
-from rllm_lightning.trainer.batch import collate, make_train_batch, split_micro_batches, split_minibatches
+from rllm_lightning.trainer.batch import make_train_batch, split_minibatches
 from rllm_lightning.types import Step, Trajectory, TrajectoryGroup
 
 
@@ -22,28 +20,6 @@ def test_every_step_with_tokens_becomes_a_row_of_its_trajectory_and_group():
     assert batch.num_skipped_steps == 1  # the empty response of the last group
     assert batch.rows[0].rollout_logprobs == [-1.0] * 3
     assert batch.rows[2].rollout_logprobs is None  # none given: unknown, not zero
-
-
-def test_the_first_response_token_and_the_end_token_are_trained():
-    """B15: prompt of 2, response r1 r2 eos. Over the 4 predicted tokens the mask is [0, 1, 1, 1]: 3 trainable, the response's length."""
-    step = Step(prompt_ids=[11, 12], response_ids=[21, 22, 23])
-    micro = collate(make_train_batch([TrajectoryGroup([Trajectory(steps=[step])], group_id="t:s")]).rows)
-    predicted = torch.zeros(1, 4)
-    predicted.scatter_(1, micro.predicting_columns_BT, micro.mask_BT)
-    assert predicted.tolist() == [[0, 1, 1, 1]]
-    assert micro.targets_BT.tolist() == [[21, 22, 23]]
-    assert micro.mask_BT.sum() == len(step.response_ids)
-
-
-def test_rows_of_different_length_are_padded_on_the_right():
-    a, b = Step(prompt_ids=[1, 2, 3], response_ids=[4]), Step(prompt_ids=[5], response_ids=[6, 7])
-    micro = collate(make_train_batch([TrajectoryGroup([Trajectory(steps=[a]), Trajectory(steps=[b])], group_id="t:s")]).rows)
-    assert micro.input_ids_BL.tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
-    assert micro.attention_mask_BL.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
-    assert micro.mask_BT.tolist() == [[1, 0], [1, 1]]
-    assert micro.predicting_columns_BT[0, 0] == 2
-    assert micro.predicting_columns_BT[1].tolist() == [0, 1]
-    assert micro.padded([[9.0], [8.0, 7.0]]).tolist() == [[9, 0], [8, 7]]
 
 
 def test_advantages_are_one_number_a_token():
@@ -70,11 +46,3 @@ def test_fewer_groups_than_minibatches_leave_no_empty_minibatch():
     parts = split_minibatches(make_train_batch([group_of(1, 2), group_of(1, task="u")]), 4, key=(0,))
     assert sorted(len(part) for part in parts) == [1, 2]
     assert split_minibatches(make_train_batch([]), 4, key=(0,)) == []
-
-
-def test_micro_batches_keep_the_token_budget_and_lose_no_row():
-    rows = make_train_batch([group_of(*[(7 * i) % 13 + 1 for i in range(20)])]).rows
-    parts = split_micro_batches(rows, 40)
-    assert sorted(id(row) for part in parts for row in part) == sorted(id(row) for row in rows)
-    assert all(len(part) * max(row.num_tokens for row in part) <= 40 for part in parts)
-    assert [len(part) for part in split_micro_batches(rows, 1)] == [1] * 20  # a row that is longer than the budget stands alone

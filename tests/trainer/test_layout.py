@@ -1,0 +1,191 @@
+"""Padded rows and prefix trees: the same numbers either way."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllm_lightning.models.tiny import tiny_model
+from rllm_lightning.trainer.batch import Row
+from rllm_lightning.trainer.layout import LayoutCost, PrefixTree, choose_trees, collate_rows, collate_trees, micro_batches
+from rllm_lightning.trainer.policy import Policy
+from rllm_lightning.types import Step
+
+CHEAP_ATTENTION = LayoutCost(per_token=1.0, per_pair=0.0)
+
+
+def rows_of(*pairs, group=0):
+    return [Row(Step(prompt_ids=list(p), response_ids=list(r)), index, group, "", None) for index, (p, r) in enumerate(pairs)]
+
+
+def tree_of(rows):
+    tree = PrefixTree()
+    for row in rows:
+        tree.add(row)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def policy():
+    model, tokenizer = tiny_model(0)
+    with torch.no_grad():  # sharpen the random model, so that a wrong mask shows
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return Policy(model, tokenizer, temperature=0.8)
+
+
+# ------------------------------------------------------------------------------------------------------------- padded rows
+
+
+def test_the_first_response_token_and_the_end_token_are_trained():
+    """B15: prompt of 2, response r1 r2 eos. Over the 4 predicted tokens the mask is [0, 1, 1, 1]: 3 trainable, the response's length."""
+    micro = collate_rows(rows_of(([11, 12], [21, 22, 23])))
+    predicted = torch.zeros(4)
+    predicted[micro.columns_N] = 1
+    assert predicted.tolist() == [0, 1, 1, 1]
+    assert micro.targets_N.tolist() == [21, 22, 23]
+    assert micro.mask_BT.tolist() == [[1, 1, 1]]
+
+
+def test_rows_of_different_length_are_padded_on_the_right():
+    micro = collate_rows(rows_of(([1, 2, 3], [4]), ([5], [6, 7])))
+    assert micro.input_ids.tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
+    assert micro.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert micro.mask_BT.tolist() == [[1, 0], [1, 1]]
+    assert list(zip(micro.sequences_N.tolist(), micro.columns_N.tolist(), micro.targets_N.tolist(), strict=True)) == [
+        (0, 2, 4),
+        (1, 0, 6),
+        (1, 1, 7),
+    ]
+    assert micro.padded([[9.0], [8.0, 7.0]]).tolist() == [[9, 0], [8, 7]]
+    assert micro.spread(torch.tensor([1.0, 2.0, 3.0])).tolist() == [[1, 0], [2, 3]]
+
+
+def test_micro_batches_keep_the_token_budget_and_lose_no_row():
+    rows = rows_of(*[([1, 2], [3] * ((7 * i) % 13 + 1)) for i in range(20)])
+    parts = list(micro_batches(rows, 40))
+    assert sorted(id(row) for part in parts for row in part.rows) == sorted(map(id, rows))
+    assert all(part.input_ids.numel() <= 40 for part in parts)
+    assert [part.input_ids.shape[0] for part in micro_batches(rows, 1)] == [1] * 20  # a row longer than the budget stands alone
+
+
+# ------------------------------------------------------------------------------------------------------------------- trees
+
+
+def test_a_tree_holds_common_tokens_once():
+    tree = tree_of(rows_of(([1, 2], [3, 4]), ([1, 2], [3, 5]), ([1, 2], [6])))
+    assert tree.tokens == [1, 2, 3, 4, 5, 6]
+    assert tree.parents == [-1, 0, 1, 2, 2, 1]
+    assert tree.depths == [0, 1, 2, 3, 3, 2]
+    assert tree.paths == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5]]
+
+
+def test_a_token_of_a_tree_sees_its_ancestors_and_itself():
+    sees = tree_of(rows_of(([1], [2, 3]), ([1], [4]))).ancestors(5)  # nodes: 1, 2, 3, 4; the fifth is padding
+    assert sees.astype(int).tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
+
+
+def test_the_first_tokens_of_responses_are_all_predicted_by_the_last_prompt_token():
+    micro = collate_trees([tree_of(rows_of(([1, 2], [3, 4]), ([1, 2], [5])))])
+    assert micro.columns_N.tolist() == [1, 2, 1]
+    assert micro.targets_N.tolist() == [3, 4, 5]
+
+
+prompts = st.lists(st.integers(10, 14), min_size=1, max_size=5)
+responses = st.lists(st.integers(10, 14), min_size=1, max_size=6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(prompts, st.lists(responses, min_size=1, max_size=4)), min_size=1, max_size=3))
+def test_trees_give_the_log_probs_and_gradients_of_plain_rows(policy, groups):
+    """Prompts of length 1, equal responses, responses that are prefixes of others: whatever the rows share."""
+    rows = [row for g, (prompt, answers) in enumerate(groups) for row in rows_of(*[(prompt, a) for a in answers], group=g)]
+    members = [[row for row in rows if row.group == g] for g in range(len(groups))]
+    layouts = [collate_rows(rows), collate_trees([tree_of(group) for group in members])]
+    results = []
+    for micro in layouts:
+        scores = policy(micro)
+        weights = torch.linspace(-1, 1, scores.logprobs.numel()).reshape(scores.logprobs.shape) * micro.mask_BT
+        grads = torch.autograd.grad((weights * scores.logprobs).sum() + 0.1 * scores.entropies.sum(), list(policy.parameters()))
+        results.append((scores.logprobs.detach(), torch.cat([g.flatten() for g in grads])))
+    assert [id(row) for row in layouts[0].rows] == [id(row) for row in layouts[1].rows]
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=0, atol=5e-5)
+    assert (results[1][1] - results[0][1]).norm() <= 1e-5 * results[0][1].norm() + 1e-7
+
+
+def test_positions_in_a_tree_go_on_from_the_parent(policy):
+    """A wrong version with running positions gives other log-probs."""
+    rows = rows_of(([10, 11, 12], [13, 14]), ([10, 11, 12], [20, 21]))
+    right = collate_trees([tree_of(rows)])
+    right_logprobs = policy(right).logprobs
+    right.position_ids = torch.arange(right.input_ids.shape[1])[None]
+    assert (policy(right).logprobs - right_logprobs).abs().max() > 1e-3
+
+
+def test_a_group_becomes_a_tree_only_where_that_is_cheaper():
+    shared, distinct = rows_of(*[(range(1, 50), [60 + i]) for i in range(4)]), rows_of(([1], [2, 3, 4]), ([5], [6, 7, 8]), group=1)
+    plain, trees = choose_trees(shared + distinct, 1000, CHEAP_ATTENTION)
+    assert [tree.rows for tree in trees] == [shared]
+    assert plain == distinct
+    # attention over the whole tree (53 tokens) costs more than over four rows of 50 when pairs are all that counts? 53^2 < 4 * 50^2
+    assert choose_trees(shared, 1000, LayoutCost(0.0, 1.0))[1]
+    long_answers = rows_of(*[([1, 2], [10 * i + k for k in range(30)]) for i in range(4)])
+    # tokens: tree 122 of rows' 128; pairs: 122^2 = 14884 against 4 * 32^2 = 4096
+    assert not choose_trees(long_answers, 1000, LayoutCost(1.0, 1.0))[1]
+
+
+def test_a_group_longer_than_the_budget_becomes_several_trees():
+    rows = rows_of(*[(range(1, 41), [50 + i, 60 + i]) for i in range(10)])
+    plain, trees = choose_trees(rows, 90, CHEAP_ATTENTION)
+    assert plain == []
+    assert [row for tree in trees for row in tree.rows] == rows
+    assert all(len(tree) <= 90 for tree in trees)
+    assert len(trees) > 1
+
+
+def test_rows_of_different_groups_never_share_a_tree():
+    """Equal prompts of two tasks stay apart (their minibatches and budgets may differ)."""
+    rows = rows_of(([1, 2, 3, 4], [5]), ([1, 2, 3, 4], [6])) + rows_of(([1, 2, 3, 4], [5]), ([1, 2, 3, 4], [7]), group=1)
+    _, trees = choose_trees(rows, 100, CHEAP_ATTENTION)
+    assert [{row.group for row in tree.rows} for tree in trees] == [{0}, {1}]
+
+
+def test_the_policy_falls_back_to_rows_for_a_model_that_refuses_the_mask():
+    model, tokenizer = tiny_model(0)
+    plain_forward = model.model.forward
+
+    def refuse(*args, attention_mask=None, **kwargs):
+        if attention_mask is not None and attention_mask.dim() == 4:
+            raise ValueError("no 4-D masks here")
+        return plain_forward(*args, attention_mask=attention_mask, **kwargs)
+
+    model.model.forward = refuse
+    assert Policy(model, tokenizer).tree_cost is None
+
+
+def test_the_policy_falls_back_to_rows_for_a_model_that_ignores_the_mask():
+    model, tokenizer = tiny_model(0)
+    plain_forward = model.model.forward
+
+    def ignore(*args, attention_mask=None, **kwargs):
+        return plain_forward(
+            *args, attention_mask=None if attention_mask is not None and attention_mask.dim() == 4 else attention_mask, **kwargs
+        )
+
+    model.model.forward = ignore
+    assert Policy(model, tokenizer).tree_cost is None
+
+
+def test_eager_attention_takes_trees_too():
+    model, tokenizer = tiny_model(0)
+    model.set_attn_implementation("eager")
+    assert Policy(model, tokenizer).tree_cost is not None
+
+
+def test_cost_counts_the_body_of_the_model():
+    model, _ = tiny_model(0)
+    cost = LayoutCost.of(model)
+    assert cost.per_token == sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
+    assert cost.per_pair == 2 * 128 * 4
+    assert np.isclose(cost(2, 10), 2 * (10 * cost.per_token + 100 * cost.per_pair))
