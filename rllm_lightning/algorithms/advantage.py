@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
     scope="group",
     source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300",
     kwargs=("epsilon", *KNOBS),
+    preset={},
 )
 def calculate_grpo_advantages(rewards: Sequence[Any], norm_adv_by_std_in_grpo: bool = True, episilon: float = 1e-6, **kwargs: Any) -> Pair:
     """GRPO: (r - mean) / (std + epsilon), over each group.

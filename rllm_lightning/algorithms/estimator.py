@@ -50,6 +50,7 @@ class Estimator:
         objective: what it claims to climb, which its bias is measured against: the mean reward; pass@k with its keyword `k`, or
             with the group's size; the log-likelihood of a right answer to the order of the group's size minus 1; closeness to
             the teacher. `lab.objectives` defines them.
+        preset: the knobs of `rl_algo.normalise` that the name stands for, where it is a preset of them (empty: the defaults).
     """
 
     function: Callable[..., Any]
@@ -61,6 +62,7 @@ class Estimator:
     required: tuple[str, ...]
     source: str
     objective: Objective = "mean_reward"
+    preset: Mapping[str, Any] | None = None
 
     def __call__(self, rewards: Any, **keywords: Any) -> Any:
         return self.function(rewards, **keywords)
@@ -82,11 +84,12 @@ def register_rllm_adv_estimator(
     source: str = "",
     kwargs: Iterable[str] = (),
     objective: Objective = "mean_reward",
+    preset: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
     """Register a function as the advantage estimator `name`. Needs and keywords are read from its parameters.
 
     Args:
-        formula, scope, per, source, objective: see `Estimator`.
+        formula, scope, per, source, objective, preset: see `Estimator`.
         kwargs: keywords it takes through `**kwargs`, besides those that are parameters.
 
     Raises:
@@ -99,7 +102,8 @@ def register_rllm_adv_estimator(
         own = tuple(dict.fromkeys([key for key in named if key not in CONTEXT + NEEDS] + list(kwargs)))
         needs = tuple(key for key in named if key in NEEDS)
         required = tuple(p.name for p in parameters if p.name in own and p.default is p.empty)
-        RLLM_ADV_ESTIMATOR_REGISTRY.add(str(name), Estimator(function, formula, scope, per, needs, own, required, source, objective))
+        entry = Estimator(function, formula, scope, per, needs, own, required, source, objective, preset)
+        RLLM_ADV_ESTIMATOR_REGISTRY.add(str(name), entry)
         return function
 
     return register

@@ -65,7 +65,7 @@ def _preset(name: str, formula: str, source: str, scope: Scope = "group", **knob
         return group_normalised(rewards, knobs, norm_adv_by_std_in_grpo, kwargs)
 
     advantages.__doc__ = f"{formula}, as in {source}. A preset of `rl_algo.normalise`: {knobs}."
-    register_rllm_adv_estimator(name, formula=formula, scope=scope, source=source, kwargs=("episilon", *KNOBS))(advantages)
+    register_rllm_adv_estimator(name, formula=formula, scope=scope, source=source, kwargs=("episilon", *KNOBS), preset=knobs)(advantages)
 
 
 _preset("grpo_trl", "(r - mean) / (std + 1e-4), std with ddof 1", "TRL", ddof=1, epsilon=1e-4, singleton="zero")

@@ -5,7 +5,7 @@ derivative by each probability (up to a constant, which drops out because probab
 
     gradient_D = sum_y  pi(y) · slope_Y[y] · score_YD[y]
 
-To add one: write its value and slope, and name it in `parse_objective`. The tests differentiate every value numerically.
+To add one: write its value and slope, and name it in `IN_WORDS` and `parse_objective`. The tests differentiate every value numerically.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ from rllm_lightning.lab.policy import Prompt
 
 @dataclass(frozen=True)
 class Objective:
-    """`name` in words; `value(prompt)`, and `slope(prompt)` of shape [Y]."""
+    """`name` in words; `value(prompt)`, and `slope(prompt)` of shape [Y].
+
+    `shared` where an estimator splits the result of a group among its n samples: the gradient is then the sum over the samples
+    of advantage times score, and their mean, which every other estimator means, is n times smaller.
+    """
 
     name: str
     value: Callable[[Prompt], float]
     slope: Callable[[Prompt], np.ndarray]
+    shared: bool = False
 
     def gradient(self, prompt: Prompt) -> np.ndarray:
         """Exact gradient by the prompt's logits, shape [D]."""
@@ -59,7 +64,7 @@ def max_of(k: int) -> Objective:
         levels, probs = best_of(k - 1, prompt)
         return k * np.maximum(prompt.rewards_Y[:, None], levels[None, :]) @ probs
 
-    return Objective(f"pass@{k}", value, slope)
+    return Objective(f"pass@{k}", value, slope, shared=True)
 
 
 def log_likelihood(order: int) -> Objective:
@@ -100,6 +105,15 @@ def closeness_to_teacher() -> Objective:
         return np.log(prompt.teacher.probs_Y) - np.log(prompt.policy.probs_Y)
 
     return Objective("closeness to the teacher (-KL)", lambda p: float(p.policy.probs_Y @ log_ratio(p)), log_ratio)
+
+
+IN_WORDS = {
+    "mean_reward": "the mean reward",
+    "pass_at_k": "pass@k",
+    "pass_at_n": "pass@n",
+    "log_likelihood": "the log-likelihood of a right answer, to order n-1",
+    "teacher": "closeness to the teacher",
+}
 
 
 def parse_objective(text: str, n: int, k: int) -> Objective:

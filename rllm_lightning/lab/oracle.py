@@ -11,7 +11,8 @@ and the objective is the sum over the prompts. `gradient_moments` gets E[g] and 
                  for an estimator that looks at the whole batch every combination of them over the prompts
     moments      advantages of each batch -> weighted sums; the spread of scores inside a class is added in closed form
 
-Where there are more batches than `max_batches`, that many are drawn instead and the standard error is stated.
+Where there are more batches than `max_batches`, that many are drawn instead, and the standard error is stated. Estimators of known
+expectation on the same draws are then control variates: the sampling noise that they share drops out.
 
 Shapes: P prompts, n samples a group, K classes, B batches, D logits of one prompt, Y sequences.
 """
@@ -42,8 +43,8 @@ class GradientMoments:
     """
 
     mean_D: np.ndarray
-    covariance_DD: np.ndarray
     error_D: np.ndarray
+    covariance_DD: np.ndarray
     num_batches: int
     exact: bool
 
@@ -109,6 +110,7 @@ class _Classes:
 
     members_K: np.ndarray  # one sequence of each class
     probs_K: np.ndarray
+    rewards_K: np.ndarray
     scores_KD: np.ndarray  # mean score
     spread_KDD: np.ndarray
     token_scores: list[np.ndarray]  # of the members, [T, D] each
@@ -124,7 +126,7 @@ class _Classes:
         scores_KD = onto_KY @ policy.scores_YD
         centred_KYD = policy.scores_YD[None] - scores_KD[:, None]
         spread_KDD = np.einsum("ky,kyd,kye->kde", onto_KY, centred_KYD, centred_KYD)
-        return cls(members_K, probs_K, scores_KD, spread_KDD, [policy.token_scores[y] for y in members_K])
+        return cls(members_K, probs_K, prompt.rewards_Y[members_K], scores_KD, spread_KDD, [policy.token_scores[y] for y in members_K])
 
 
 def _batches(
@@ -176,16 +178,38 @@ def _moments(
     gradients_BD = np.concatenate(blocks, axis=1)
     mean_D = weights_B @ gradients_BD
     centred_BD = gradients_BD - mean_D
-    covariance_DD = (centred_BD * weights_B[:, None]).T @ centred_BD
-    error_D = np.zeros_like(mean_D) if exact else np.sqrt(np.diag(covariance_DD) / (len(weights_B) - 1))
-    return GradientMoments(mean_D, covariance_DD + _block_diagonal(spreads), error_D, len(weights_B), exact)
+    covariance_DD = (centred_BD * weights_B[:, None]).T @ centred_BD + _block_diagonal(spreads)
+    if exact:
+        return GradientMoments(mean_D, np.zeros_like(mean_D), covariance_DD, len(weights_B), exact)
+    return GradientMoments(*_controlled(gradients_BD, classes, drawn), covariance_DD, len(weights_B), exact)
+
+
+def _controlled(gradients_BD: np.ndarray, classes: list[_Classes], drawn: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over drawn batches, and its standard error, with three estimators of known expectation as control variates: REINFORCE,
+    RLOO, and the mean score (a constant baseline)."""
+    controls, expected = [], []
+    for c, classes_Bn in zip(classes, drawn, strict=True):
+        r_Bn, n = c.rewards_K[classes_Bn], classes_Bn.shape[1]
+        rloo_Bn = (r_Bn - r_Bn.mean(axis=1, keepdims=True)) * n / max(n - 1, 1)
+        controls.append(np.einsum("cbn,bnd->cbd", [r_Bn, rloo_Bn, np.ones_like(r_Bn)], c.scores_KD[classes_Bn]) / n)
+        gradient_D = (c.probs_K * c.rewards_K) @ c.scores_KD
+        expected.append([gradient_D, gradient_D * (n > 1), 0 * gradient_D])
+    control_CBD = np.concatenate(controls, axis=2) - np.concatenate(expected, axis=1)[:, None]
+    count = len(gradients_BD)
+    mean_D, error_D = np.empty(gradients_BD.shape[1]), np.empty(gradients_BD.shape[1])
+    for d in range(len(mean_D)):  # the constant of the regression on the controls is the mean where they are as expected
+        regressors = np.column_stack([np.ones(count), control_CBD[:, :, d].T])
+        coefficients, *_ = np.linalg.lstsq(regressors, gradients_BD[:, d])
+        residual_B = gradients_BD[:, d] - regressors @ coefficients
+        mean_D[d], error_D[d] = coefficients[0], np.sqrt(residual_B @ residual_B / (count - 4) / count)
+    return mean_D, error_D
 
 
 def _concatenate(parts: list[GradientMoments]) -> GradientMoments:
     return GradientMoments(
         np.concatenate([part.mean_D for part in parts]),
-        _block_diagonal([part.covariance_DD for part in parts]),
         np.concatenate([part.error_D for part in parts]),
+        _block_diagonal([part.covariance_DD for part in parts]),
         sum(part.num_batches for part in parts),
         all(part.exact for part in parts),
     )

@@ -113,9 +113,10 @@ def sequences(vocab_size: int, max_length: int) -> list[Sequence]:
     return sorted(ended + full, key=lambda y: (len(y), y))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prompt:
-    """One task of the lab: a policy and the reward of every sequence, `rewards_Y`. `teacher` is the policy to distil from."""
+    """One task of the lab: a policy and the reward of every sequence, `rewards_Y`. `teacher` is the policy to distil from.
+    Two prompts are equal only if they are the same object."""
 
     name: str
     policy: TabularPolicy

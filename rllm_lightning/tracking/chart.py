@@ -28,18 +28,23 @@ def escape(text: object) -> str:
     return html.escape(_CONTROL.sub("\ufffd", str(text)))
 
 
-def line_chart(title: str, series: Mapping[str, Sequence[Point]]) -> str:
+def line_chart(title: str, series: Mapping[str, Sequence[Point]], x_name: str = "step") -> str:
     """The chart as one `<svg>` element.
 
     Args:
         title: written above the axes.
         series: lines by name, each a list of points in ascending steps; without a finite point the chart says so.
+        x_name: what is along the x axis, for the hint at a point.
     """
     points = [point for line in series.values() for point in line if all(map(math.isfinite, point))]
     body = [f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>']
     if points:
         axes = _Axes([x for x, _ in points], [y for _, y in points])
-        body += [*axes.draw(), *(shape for k, line in enumerate(series.items()) for shape in _draw_line(axes, k, *line)), *_legend(series)]
+        body += [
+            *axes.draw(),
+            *(shape for k, line in enumerate(series.items()) for shape in _draw_line(axes, k, *line, x_name)),
+            *_legend(series),
+        ]
     else:
         body.append(f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">no finite values</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
@@ -100,13 +105,13 @@ def _digits(ticks: Sequence[float]) -> int:
     return max(5, math.floor(math.log10(largest)) - math.floor(math.log10(ticks[1] - ticks[0])) + 1)
 
 
-def _draw_line(axes: _Axes, index: int, name: str, line: Sequence[Point]) -> Iterator[str]:
+def _draw_line(axes: _Axes, index: int, name: str, line: Sequence[Point], x_name: str) -> Iterator[str]:
     colour = f"c{index % len(LIGHT)}"
     for run in _finite_runs(line):
         yield f'<polyline class="line {colour}" points="{" ".join(axes.place(x, y) for x, y in run)}"/>'
     finite = [point for point in line if all(map(math.isfinite, point))]
     for x, y in finite if len(finite) <= MAX_DOTS else ():
-        hint = escape(f"{name}: {y:.6g} at step {x:.0f}")
+        hint = escape(f"{name}: {y:.6g} at {x_name} {x:.0f}")
         yield f'<circle class="dot {colour}" cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="2.5"><title>{hint}</title></circle>'
 
 
