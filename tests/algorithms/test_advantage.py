@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-from pytest import approx
 
 from rllm_lightning.algorithms.advantage import (
     RLLM_ADV_ESTIMATOR_REGISTRY,
@@ -32,15 +31,15 @@ def test_grpo_divides_centred_rewards_by_the_population_std_plus_epsilon(arrays)
     """B04: ddof 0. mean .25, std sqrt(3/16) = .4330127; .75 / .4330137 = 1.7320468, -.25 / .4330137 = -.5773489."""
     (advantages,), _ = calculate_grpo_advantages(arrays([1, 0, 0, 0]))
     std = (3 / 16) ** 0.5
-    assert advantages == approx([0.75 / (std + 1e-6)] + [-0.25 / (std + 1e-6)] * 3, rel=1e-12)
-    assert advantages == approx([1.7320468, -0.5773489, -0.5773489, -0.5773489], abs=1e-7)
+    assert advantages == pytest.approx([0.75 / (std + 1e-6)] + [-0.25 / (std + 1e-6)] * 3, rel=1e-12)
+    assert advantages == pytest.approx([1.7320468, -0.5773489, -0.5773489, -0.5773489], abs=1e-7)
 
 
 def test_grpo_scales_each_group_by_its_own_std(arrays):
     """B04: stds .5 and 5, so .5/.500001 = .999998 and 5/5.000001 = .9999998."""
     (first, second), _ = calculate_grpo_advantages(arrays([0, 1], [0, 10]))
-    assert first == approx([-0.999998000004, 0.999998000004], abs=1e-12)
-    assert second == approx([-0.99999980000004, 0.99999980000004], abs=1e-12)
+    assert first == pytest.approx([-0.999998000004, 0.999998000004], abs=1e-12)
+    assert second == pytest.approx([-0.99999980000004, 0.99999980000004], abs=1e-12)
 
 
 def test_grpo_without_the_std_is_the_distance_to_the_mean(arrays):
@@ -53,7 +52,7 @@ def test_grpo_takes_epsilon_in_both_spellings(arrays):
     """.5 / (.5 + .5) = .5."""
     for keyword in ("epsilon", "episilon"):
         (advantages,), _ = calculate_grpo_advantages(arrays([0, 1]), **{keyword: 0.5})
-        assert advantages == approx([-0.5, 0.5], abs=1e-12)
+        assert advantages == pytest.approx([-0.5, 0.5], abs=1e-12)
 
 
 def test_grpo_refuses_a_misspelt_keyword(arrays):
@@ -64,12 +63,12 @@ def test_grpo_refuses_a_misspelt_keyword(arrays):
 
 def test_grpo_ignores_what_every_estimator_may_be_handed(arrays):
     (advantages,), _ = calculate_grpo_advantages(arrays([0, 1]), algorithm_config=object(), traj_groups=[])
-    assert advantages == approx([-0.999998, 0.999998], abs=1e-9)
+    assert advantages == pytest.approx([-0.999998, 0.999998], abs=1e-9)
 
 
 def test_one_trajectory_has_mean_0_and_std_1_in_grpo(arrays):
     (advantages,), _ = calculate_grpo_advantages(arrays([1]))
-    assert advantages == approx([1 / (1 + 1e-6)], rel=1e-15)
+    assert advantages == pytest.approx([1 / (1 + 1e-6)], rel=1e-15)
 
 
 def test_rloo_subtracts_the_mean_of_the_others(arrays):
@@ -90,14 +89,14 @@ def test_reinforce_plus_plus_baseline_has_one_std_over_the_batch(arrays):
     """B04, B06: centred -.5, .5, -5, 5; variance (2*.25 + 2*25)/4 = 12.625, std 3.5531676."""
     (first, second), _ = calculate_reinforce_plus_plus_baseline_advantages(arrays([0, 1], [0, 10]))
     std = 12.625**0.5
-    assert first == approx([-0.5 / (std + 1e-6), 0.5 / (std + 1e-6)], rel=1e-12)
-    assert second == approx([-1.4071947, 1.4071947], abs=1e-7)
+    assert first == pytest.approx([-0.5 / (std + 1e-6), 0.5 / (std + 1e-6)], rel=1e-12)
+    assert second == pytest.approx([-1.4071947, 1.4071947], abs=1e-7)
 
 
 def test_reinforce_plus_plus_baseline_learns_from_one_rollout_a_prompt(arrays):
     """B02: a group of one has baseline 0: centred 1 and 0, std .5, 1/.500001 = 1.999996."""
     advantages, _ = calculate_reinforce_plus_plus_baseline_advantages(arrays([1], [0]))
-    assert [a.tolist() for a in advantages] == [[approx(1.999996, abs=1e-9)], [0]]
+    assert [a.tolist() for a in advantages] == [[pytest.approx(1.999996, abs=1e-9)], [0]]
 
 
 def test_reinforce_plus_plus_baseline_leaves_a_batch_without_spread_unscaled(arrays):
@@ -151,8 +150,8 @@ def test_what_is_no_number_is_refused_and_placed(estimator, bad):
 
 def test_per_group_functions_return_a_pair_of_arrays():
     advantages, returns = calculate_grpo_advantages_per_group(np.array([1, 0, 0, 0]))
-    assert advantages == approx([1.7320468, -0.5773489, -0.5773489, -0.5773489], abs=1e-7)
-    assert returns == approx(advantages)
+    assert advantages == pytest.approx([1.7320468, -0.5773489, -0.5773489, -0.5773489], abs=1e-7)
+    assert returns == pytest.approx(advantages)
     assert calculate_grpo_advantages_per_group([1, 0], norm_adv_by_std_in_grpo=False)[0].tolist() == [0.5, -0.5]
     assert calculate_rloo_advantages_per_group(np.array([1, 2, 6]))[0].tolist() == [-3, -1.5, 4.5]
     assert calculate_rloo_advantages_per_group([1])[0].tolist() == [1]  # B01
@@ -203,6 +202,6 @@ def test_every_built_in_has_an_enum_member_formula_and_source():
 
 
 def test_the_algorithms_import_without_torch():
-    modules = "advantage transform rejection_sampling metrics rl_algo".split()
+    modules = ["advantage", "transform", "rejection_sampling", "metrics", "rl_algo"]
     code = "; ".join(f"import rllm_lightning.algorithms.{m}" for m in modules) + "; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

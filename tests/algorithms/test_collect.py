@@ -4,7 +4,6 @@ import logging
 
 import numpy as np
 import pytest
-from pytest import approx
 
 from rllm_lightning.algorithms.advantage import (
     RLLM_ADV_ESTIMATOR_REGISTRY,
@@ -48,8 +47,8 @@ def test_all_groups_of_a_role_go_through_one_call(make, advantages_of):
     groups = [make.group([0, 1], "a:solver"), make.group([5], "a:judge"), make.group([0, 10], "b:solver")]
     collect(groups, estimator="reinforce_plus_plus_baseline")
     first, _, second = advantages_of(groups)
-    assert first == approx([-0.1407195, 0.1407195], abs=1e-7)
-    assert second == approx([-1.4071947, 1.4071947], abs=1e-7)
+    assert first == pytest.approx([-0.1407195, 0.1407195], abs=1e-7)
+    assert second == pytest.approx([-1.4071947, 1.4071947], abs=1e-7)
 
 
 def test_groups_of_different_tasks_do_not_share_a_baseline(make, advantages_of):
@@ -76,7 +75,7 @@ def test_rollouts_by_ones_learn_with_every_estimator_whose_baseline_is_the_group
     for estimator in ("grpo", "rloo", "reinforce", "grpo_verl"):
         groups = [make.group([1], "a:solver"), make.group([0], "b:solver")]
         collect(groups, estimator=estimator)
-        assert advantages_of(groups) == [[approx(1, abs=1e-5)], [0]]
+        assert advantages_of(groups) == [[pytest.approx(1, abs=1e-5)], [0]]
 
 
 # ---------------------------------------------------------------------------------------------- custom estimators
@@ -149,7 +148,7 @@ def test_each_estimator_takes_its_own_among_the_keywords(make, advantages_of):
     """k belongs to pass_at_k, ddof to grpo: with std ddof 1 of [1, 0] = .7071068, .5 / .7071078 = .7071058."""
     groups = [make.group([1, 0], "a:solver"), make.group([1, 0, 0], "a:judge")]
     collect(groups, estimator_map={"judge": "pass_at_k"}, estimator_kwargs={"k": 3, "ddof": 1})
-    assert advantages_of(groups)[0] == approx([0.7071058, -0.7071058], abs=1e-7)
+    assert advantages_of(groups)[0] == pytest.approx([0.7071058, -0.7071058], abs=1e-7)
     assert advantages_of(groups)[1] == [1, 0, 0]  # best of 3 falls from 1 to 0 without the first, and stays without another
 
 
@@ -215,7 +214,7 @@ def test_precomputed_numbers_stand_for_all_tokens_and_lists_for_one_each(make, c
     metrics = collect([group], use_precomputed_advantage=True)
     assert [step.advantage for step in steps] == [[3.0, 3.0], [1.0, 2.5], [0.0, 0.0]]
     assert [record.message for record in caplog.records] == ["1 steps of groups with precomputed advantages have none; they count as 0"]
-    assert metrics["advantage/solver/mean"] == approx((3 + 3 + 1 + 2.5 + 0 + 0) / 6)
+    assert metrics["advantage/solver/mean"] == pytest.approx((3 + 3 + 1 + 2.5 + 0 + 0) / 6)
 
 
 def test_a_precomputed_list_of_another_length_is_0_with_a_warning_that_names_the_group(make, caplog):
@@ -263,22 +262,22 @@ def test_metrics_of_a_batch(make):
     metrics = collect([make.group(r, f"{task}:solver") for task, r in rewards.items()], estimator="dr_grpo")
     assert all(type(value) is float for value in metrics.values())
     # 11 rewards with sum 1 + 2 + 0 + 1 + 1 = 5 and sum of squares 1 + 2 + 0 + .5 + 1 = 4.5
-    assert metrics["reward/solver/mean"] == approx(5 / 11)
-    assert metrics["reward/solver/std"] == approx((4.5 / 11 - (5 / 11) ** 2) ** 0.5)
+    assert metrics["reward/solver/mean"] == pytest.approx(5 / 11)
+    assert metrics["reward/solver/std"] == pytest.approx((4.5 / 11 - (5 / 11) ** 2) ** 0.5)
     assert (metrics["reward/solver/max"], metrics["reward/solver/min"]) == (1, 0)
     # advantages .75, -.25 x 3 and seven zeros
-    assert metrics["advantage/solver/mean"] == approx(0, abs=1e-15)
+    assert metrics["advantage/solver/mean"] == pytest.approx(0, abs=1e-15)
     assert metrics["advantage/solver/max"] == 0.75
-    assert metrics["advantage/solver/fraction_zero"] == approx(7 / 11)
+    assert metrics["advantage/solver/fraction_zero"] == pytest.approx(7 / 11)
     # of the four groups of two or more: a differs, b is too easy, c too hard, d neither
     assert (metrics["batch/solver/total"], metrics["batch/solver/informative"]) == (4, 1)
     assert metrics["batch/solver/fractions/effective"] == metrics["batch/solver/fractions/too_easy"] == 0.25
     assert metrics["batch/solver/fractions/too_hard"] == 0.25
     # group means 0, .25, .5, 1: the median lies between .25 and .5, p10 at .3 of the way from 0 to .25
-    assert metrics["batch/solver/group_reward_mean/p50"] == approx(0.375)
-    assert metrics["batch/solver/group_reward_mean/p10"] == approx(0.075)
+    assert metrics["batch/solver/group_reward_mean/p50"] == pytest.approx(0.375)
+    assert metrics["batch/solver/group_reward_mean/p10"] == pytest.approx(0.075)
     # group stds 0, 0, 0, .4330127: p90 at .7 of the way from the third to the fourth
-    assert metrics["batch/solver/group_reward_std/p90"] == approx(0.7 * (3 / 16) ** 0.5)
+    assert metrics["batch/solver/group_reward_std/p90"] == pytest.approx(0.7 * (3 / 16) ** 0.5)
 
 
 def test_without_advantages_only_reward_metrics_come_back_and_steps_stay_untouched(make, advantages_of):
