@@ -144,15 +144,16 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         self.estimator = _as_estimator(self.estimator)
-        self.estimator_map = {role: _as_map_entry(entry) for role, entry in self.estimator_map.items()}
+        entries = {role: _as_map_entry(entry) for role, entry in self.estimator_map.items()}
+        self.estimator_map = {role: entry for role, entry in entries.items() if _is_map_entry(entry)}
         if self.stepwise_advantage_mode == "per_step":
             warnings.warn("stepwise_advantage mode 'per_step' is deprecated; 'broadcast' is used", DeprecationWarning, stacklevel=3)
             self.stepwise_advantage_mode = "broadcast"
         check(
             self,
             *(
-                (_is_map_entry(entry), f"estimator_map.{role}: expected an estimator or [estimator, loss_fn], got {entry!r}")
-                for role, entry in self.estimator_map.items()
+                (role in self.estimator_map, f"estimator_map.{role}: expected an estimator or [estimator, loss_fn], got {entry!r}")
+                for role, entry in entries.items()
             ),
             loss_norm_length="[1, inf)",
             kl_beta="[0, inf)",

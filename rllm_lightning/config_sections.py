@@ -135,5 +135,5 @@ class WandbConfig:
     tags: list[str] = field(default_factory=list)
     notes: str | None = None
     id: str | None = None  # run id, to continue a run
-    resume: str | None = None  # W&B's own modes: allow, must, never
+    resume: Literal["allow", "never", "must", "auto"] | None = None  # what W&B does where a run of this id exists
     log_model: bool = False  # upload the final model as an artifact

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rllm_lightning import schema
-from rllm_lightning.values import NULL_WORDS, Quoted, map_text, parse_yaml
+from rllm_lightning.values import PythonText, map_text, parse_yaml
 
 # ----------------------------------------------------------------------------------------------------- presets and argv
 
@@ -105,12 +105,7 @@ def read_python(config: Any, root: type, problems: list[str]) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         problems.append(f"config: expected a DictConfig or a dict, got {schema.show(config)}")
         return {}
-    return schema.unfold(map_text(data, _as_python_text), root, problems)
-
-
-def _as_python_text(text: str) -> str:
-    """Text in Python is text also where no type is declared; only the words for null mean null there too."""
-    return text if text and text in NULL_WORDS else Quoted(text)
+    return schema.unfold(map_text(data, PythonText), root, problems)
 
 
 def as_dict_config(config: Any) -> DictConfig:

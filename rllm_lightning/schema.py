@@ -23,7 +23,7 @@ from functools import cache, partial
 from typing import Any, get_origin
 
 from rllm_lightning.registry import Registry
-from rllm_lightning.values import Mismatch, coerce, describe, is_mapping_text, is_null, parse_structure
+from rllm_lightning.values import Mismatch, Quoted, coerce, describe, is_mapping_text, is_null, parse_structure
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def merge(base: dict[str, Any], update: Mapping[Any, Any], kind: Any = None) -> 
     for key, value in update.items():
         old = base.get(key)
         inner = kind_at(kind, [key])
-        if is_mapping_text(value) and (is_mapping(inner) or isinstance(old, dict)):
+        if is_mapping_text(value) and (is_mapping(inner) or (isinstance(old, dict) and not isinstance(value, Quoted))):
             value = parse_structure(value)
         if not isinstance(value, Mapping):
             base[key] = value
@@ -172,8 +172,8 @@ def to_plain_tree(section: Any) -> Any:
 
 
 def build(cls: type, data: Any, problems: list[str], path: str = "", root: type | None = None) -> Any:
-    """An instance of the dataclass `cls` from a tree (see `unfold`); what is wrong goes to `problems`, one line each, and its
-    default is used."""
+    """An instance of the dataclass `cls` from a tree (see `unfold`). What is wrong goes to `problems`, one line each; a value
+    that does not fit its type is replaced by the default."""
     if not isinstance(data, Mapping):
         if not is_null(data):
             problems.append(f"{path.rstrip('.')}: expected a section (a mapping), got {show(data)}")
@@ -203,11 +203,12 @@ def build(cls: type, data: Any, problems: list[str], path: str = "", root: type 
             target[slot] = leaf.default()
     if registry is not None:
         values["args"] = args
+    section: Any = object.__new__(cls)
     try:
-        return cls(**values)
-    except ValueError as error:
+        section.__init__(**values)
+    except ValueError as error:  # the fields are set by then, so that later checks can look at them
         problems += [f"{path}{line}" for line in str(error).split("\n")]
-        return cls()
+    return section
 
 
 def _missing(data: Mapping[str, Any], key: str, leaf: Leaf) -> list[str]:

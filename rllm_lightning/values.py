@@ -32,6 +32,10 @@ class Quoted(str):
     """Text that stood in quotes: text where no type is declared, whatever it looks like, and never null."""
 
 
+class PythonText(Quoted):
+    """Text that came as a Python string: as if in quotes, but where null is allowed its words are null."""
+
+
 class Mismatch(ValueError):
     """A value that does not fit its type; the message says what was expected."""
 
@@ -101,7 +105,7 @@ def is_null(value: Any) -> bool:
 
 
 def is_mapping_text(value: Any) -> bool:
-    return isinstance(value, str) and not isinstance(value, Quoted) and value.lstrip().startswith("{")
+    return isinstance(value, str) and value.lstrip().startswith("{")
 
 
 def guess(value: Any) -> Any:
@@ -171,7 +175,7 @@ def coerce(value: Any, kind: Any) -> Any:
 
 
 def _to_union(value: Any, kinds: tuple[Any, ...]) -> Any:
-    if type(None) in kinds and is_null(value):
+    if type(None) in kinds and (is_null(value) or (isinstance(value, PythonText) and value in NULL_WORDS)):
         return None
     for kind in sorted(kinds, key=lambda kind: kind is str):  # text fits every str: it is tried last
         try:
