@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from rllm_lightning.algorithms.joint_losses import sequence_ratio
 from rllm_lightning.algorithms.losses import aggregate_loss, bounded_exp, compute_policy_loss, metric_totals
 from rllm_lightning.registry import LOSSES, PolicyLoss, register_policy_loss
 
@@ -91,6 +92,19 @@ def test_the_sequence_losses_use_the_mean_log_ratio_of_the_row():
     assert metrics == {"clip_frac": [[1.0, 0.0, 0.0]]}
 
 
+@pytest.mark.parametrize(("now", "old", "blocked"), [(0.0, 0.0, 0), (0.0, -1.0, 1), (-1.0, 0.0, 0)])
+def test_dppo_bears_probabilities_of_exactly_one(now, old, blocked):
+    loss, gradient, metrics = run("dppo", [[now]], [[old]], [[1.0]], divergence="kl", delta=0.05)
+    assert metrics == {"clip_frac": [[blocked]]}
+    assert loss[0][0] == pytest.approx(-math.exp(now - old))
+    assert gradient[0][0] == pytest.approx((blocked - 1) * math.exp(now - old))
+
+
+def test_a_row_without_tokens_has_ratio_one():
+    now = torch.zeros(1, 3, requires_grad=True)
+    assert sequence_ratio(now, torch.zeros(1, 3, dtype=torch.bool)).tolist() == [[1.0, 1.0, 1.0]]
+
+
 # log-probs of mean -2, so (1, -1, 1, -1) around it, and advantages of mean 0: covariances 2, -2, -1, 3
 COV_NOW, COV_ADVANTAGES = [[-1.0, -3.0, -1.0, -3.0]], [[2.0, 2.0, -1.0, -3.0]]
 COV_OLD = [[-1.1, -3.1, -1.1, -3.1]]  # log-ratios .1
@@ -103,6 +117,12 @@ def test_kl_cov_pulls_the_tokens_of_highest_covariance():
         assert metrics == {"kl_frac": [picked]}
         assert loss[0] == pytest.approx([f + 0.5 * p for f, p in zip(free, picked, strict=True)], rel=1e-5)
         assert gradient[0] == pytest.approx([f + 5 * p for f, p in zip(free, picked, strict=True)], rel=1e-5)
+
+
+def test_kl_cov_ranks_tokens_only_and_not_padding():
+    """Two tokens of negative covariance (advantage up, log-prob down) beside two padded positions."""
+    _, _, metrics = run("kl_cov", [[-1.0, -3.0, 0.0, 0.0]], [[-1.0] * 4], [[-1.0, 1.0, 0.0, 0.0]], [[1, 1, 0, 0]], fraction=1.0)
+    assert metrics == {"kl_frac": [[1, 1, 0, 0]]}
 
 
 def test_clip_cov_drops_tokens_within_the_bounds():
@@ -297,6 +317,23 @@ def test_a_loss_that_averages_itself_is_an_error_that_names_it(registered):
         compute_policy_loss(registered(averaged), torch.zeros(1, 2), None, torch.zeros(1, 2), torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"'bad_metric'.*gap must be one number a token.*1\.0"):
         compute_policy_loss(registered(bad_metric), torch.zeros(1, 2), None, torch.zeros(1, 2), torch.ones(1, 2))
+
+
+def test_what_a_loss_says_of_padding_is_ignored(registered):
+    def shifted(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT):
+        return logprobs_BT - 1, {"ones": torch.ones_like(logprobs_BT)}
+
+    loss, metrics = compute_policy_loss(registered(shifted), torch.zeros(1, 2), None, torch.zeros(1, 2), torch.tensor([[1, 0]]))
+    assert loss.tolist() == [[-1.0, 0.0]]
+    assert metrics["ones"].tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_present_log_probs_get_a_gradient(name):
+    now, old, advantages, mask = batch()
+    inputs = [tensor.clone().requires_grad_() for tensor in (now, old, advantages)]
+    compute_policy_loss(LOSSES.get(name), *inputs, mask)[0].sum().backward()
+    assert [tensor.grad is None for tensor in inputs] == [False, True, True]
 
 
 def test_metrics_carry_no_gradient(registered):
