@@ -137,13 +137,12 @@ class WandbTracker(Tracker):
 
         arguments = run_arguments(self.config, self.run) | {"config": content, "dir": str(self.run.path)}
         if self.mode == "online":
-            arguments["resume"] = self.config.wandb.resume or "allow"
+            resume = self.config.wandb.resume or ("allow" if self.run.wandb.exists() else None)
             try:
-                return wandb.init(mode="online", settings=wandb.Settings(**settings()), **arguments)
+                return wandb.init(mode="online", resume=resume, settings=wandb.Settings(**settings()), **arguments)
             except wandb.errors.CommError as error:
-                logger.warning("W&B cannot be reached (%s); the run is recorded offline, upload it with `wandb sync`", error)
+                logger.warning("W&B did not take the run (%s); it is recorded offline, upload it with `wandb sync`", error)
                 wandb.teardown()
-                del arguments["resume"]
         return wandb.init(mode="offline", settings=wandb.Settings(silent=True, **settings()), **arguments)
 
     @contextlib.contextmanager
@@ -167,6 +166,8 @@ def settings() -> dict[str, Any]:
         "console": "off",  # a captured live line is unreadable, and text printed by others may hold secrets
         "disable_code": True,
         "x_disable_meta": scrub_arguments(sys.argv) != sys.argv,  # W&B's metadata holds the command line
+        "max_end_of_run_history_metrics": 0,  # the end of a run has a table already, by the tracker `console`
+        "max_end_of_run_summary_metrics": 0,
         # a server that is down must not keep a run from ending
         "init_timeout": 30,
         "finish_timeout": 60,

@@ -1,9 +1,13 @@
+import contextlib
 import subprocess
 import sys
 
+import lightning
 import pytest
+import wandb
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader
 
 from rllm_lightning.registry import TRACKERS, register_tracker
 from rllm_lightning.tracking.metrics_table import read_metrics
@@ -59,7 +63,7 @@ def test_other_ranks_write_nothing(make_config, run, monkeypatch):
         tracker.finalize("success")
         tracker.close(0)
     assert sorted(run.path.iterdir()) == before
-    assert "wandb" not in sys.modules or sys.modules["wandb"].run is None
+    assert wandb.run is None
 
 
 def test_validation_before_training_and_each_steps_own_are_rows_of_one_table(make_config, run):
@@ -78,6 +82,46 @@ def test_validation_before_training_and_each_steps_own_are_rows_of_one_table(mak
         {"step": 3, "reward/a/mean": 0.75},
         {"step": 4, "reward/a/mean": 1.0, "val/x/pass@1": 0.5},
     ]
+
+
+class Counting(lightning.LightningModule):
+    """Logs three steps of its own counting, as our trainer does, and may fail at the third."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.automatic_optimization = False
+        self.error, self.step = error, 0
+
+    def training_step(self, batch, index):
+        self.step += 1
+        if self.step == 3 and self.error:
+            raise self.error
+        for logger in self.loggers:
+            logger.log_metrics({"reward/a/mean": self.step / 4}, step=self.step)
+
+    def configure_optimizers(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "status"), [(None, 0, "done"), (ValueError("boom"), 1, "failed"), (SystemExit(143), 143, "interrupted")]
+)
+def test_lightning_drives_the_trackers_and_their_end_is_ours(make_config, run, capsys, error, exit_code, status):
+    """Lightning calls `finalize("success" | "failed")` in `fit`; what is logged after it, and the real status, still arrive."""
+    config = make_config(**{"wandb.mode": "offline"})
+    trackers = make_trackers(config, run)
+    trainer = lightning.Trainer(
+        logger=trackers, max_epochs=1, accelerator="cpu", enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    with contextlib.suppress(ValueError, SystemExit):
+        trainer.fit(Counting(error), DataLoader(range(3)))
+    for tracker in trackers:
+        tracker.log_metrics({"val/x/pass@1": 0.5}, 4)
+        tracker.close(exit_code)
+    steps = [row["step"] for row in read_metrics(run.metrics_csv)]
+    assert steps == ([1, 2, 4] if error else [1, 2, 3, 4])
+    assert f"{status} at step 4" in capsys.readouterr().out
+    assert wandb.run is None
 
 
 def test_a_resumed_run_continues_the_table(make_config, run):

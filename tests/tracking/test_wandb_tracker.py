@@ -1,13 +1,17 @@
 import json
 import os
+import struct
 import subprocess
 import sys
+import zlib
 
 import pytest
 import wandb
 import yaml
+from wandb.proto.wandb_internal_pb2 import Record
 
 from rllm_lightning import schema
+from rllm_lightning.tracking import wandb_tracker
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.wandb_tracker import STEP, WandbTracker, choose_mode, run_arguments, settings
 
@@ -21,22 +25,43 @@ def no_run_is_left_open():
 
 
 def records(run, kind):
-    """What the offline W&B run in a run directory holds, by W&B's own reader."""
+    """The records of one kind in the offline W&B run of a run directory."""
     (path,) = run.wandb.glob("offline-run-*/run-*.wandb")
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [record[kind] for line in answer.stdout.splitlines() if (record := json.loads(line))["type"] == kind]
+    messages = [Record.FromString(data) for data in framed(path.read_bytes())]
+    return [getattr(message, kind) for message in messages if message.WhichOneof("record_type") == kind]
+
+
+def framed(data):
+    """The records of a `.wandb` file: after 7 bytes, blocks of 32 KiB of pieces with a checksum, a length and a type each."""
+    assert data[:4] == b":W&B"
+    position, record = 7, b""
+    while position + 7 <= len(data):
+        checksum, length, kind = struct.unpack_from("<IHB", data, position)
+        piece = data[position + 7 : position + 7 + length]
+        assert zlib.crc32(bytes([kind]) + piece) == checksum
+        record += piece
+        if kind in (1, 4):  # whole, or last
+            yield record
+            record = b""
+        position += 7 + length
+        if (left := -position % 32768) < 7:
+            position += left
+
+
+def values(items):
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def rows(run):
-    return [{key: value for key, value in record["item"].items() if key[0] != "_"} for record in records(run, "history")]
+    return [{key: value for key, value in values(record.item).items() if key[0] != "_"} for record in records(run, "history")]
 
 
 def summary_of(run):
-    merged = {}
-    for record in records(run, "summary"):
-        merged |= record.get("update", {})
-    return merged
+    return {key: value for record in records(run, "summary") for key, value in values(record.update).items()}
+
+
+def config_of(run):
+    return values(records(run, "run")[0].config.update)
 
 
 def follow(config, run, metrics_by_step, exit_code=0):
@@ -46,6 +71,16 @@ def follow(config, run, metrics_by_step, exit_code=0):
         tracker.log_metrics(metrics, step)
     tracker.finalize("success")
     tracker.close(exit_code)
+
+
+def test_wandbs_own_viewer_reads_the_run(config, run):
+    follow(config, run, {0: {"a": 0.5}})
+    (path,) = run.wandb.glob("offline-run-*/run-*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = [json.loads(line) for line in answer.stdout.splitlines()]
+    (item,) = [record["history"]["item"] for record in found if record["type"] == "history"]
+    assert (item[STEP], item["a"]) == (0, 0.5)
 
 
 def test_every_step_is_one_row_against_the_global_step(config, run, make_episode):
@@ -69,18 +104,16 @@ def test_every_step_is_one_row_against_the_global_step(config, run, make_episode
     ]
     assert table[STEP] == 2
     assert table["episodes.nrows"] == 1
-    assert {"glob_name": "*", "step_metric": STEP} in [
-        {key: record[key] for key in ("glob_name", "step_metric") if key in record} for record in records(run, "metric")
-    ]
+    assert ("*", STEP) in [(record.glob_name, record.step_metric) for record in records(run, "metric")]
     assert summary_of(run)["val/x/pass@1"] == {"max": 0.5, "last": 0.0}
     assert summary_of(run)["reward/a/mean"] == 1.0
-    assert [record["exit_code"] for record in records(run, "exit")] == [0]
+    assert [record.exit_code for record in records(run, "exit")] == [0]
 
 
 @pytest.mark.parametrize("exit_code", [1, 130, 143])
 def test_the_run_ends_with_the_exit_code_of_the_process_whatever_lightning_says(config, run, exit_code):
     follow(config, run, {1: {"a": 1.0}}, exit_code)
-    assert [record["exit_code"] for record in records(run, "exit")] == [exit_code]
+    assert [record.exit_code for record in records(run, "exit")] == [exit_code]
 
 
 def test_closing_twice_is_closing_once_and_nothing_reopens(config, run):
@@ -111,7 +144,7 @@ def test_the_config_is_the_resolved_one_nested_and_without_secrets(make_config):
     config = make_config(**{"task.api_key": "sk-hidden", "training.learning_rate": 0.25, "rllm.algorithm.adv_estimator": "rloo"})
     run = RunDirectory.create(config)
     follow(config, run, {})
-    shown = records(run, "run")[0]["config"]["update"]
+    shown = config_of(run)
     shown.pop("_wandb")
     expected = schema.to_plain_tree(config)
     expected["task"]["api_key"] = "***"
@@ -245,11 +278,28 @@ def test_online_without_a_login_is_refused_at_once(make_config):
 def test_a_server_that_is_down_leaves_an_offline_run(make_config, monkeypatch, caplog):
     """The base URL of these tests leads to a port where nothing listens."""
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    chosen = settings() | {"init_timeout": 1}
+    monkeypatch.setattr(wandb_tracker, "settings", lambda: chosen)
     config = make_config(**{"wandb.mode": "online"})
     run = RunDirectory.create(config)
     follow(config, run, {1: {"a": 1.0}})
     assert rows(run) == [{STEP: 1, "a": 1.0}]
     assert "recorded offline" in caplog.text
+
+
+def test_an_online_run_sends_every_row_and_how_the_process_ends(make_config, wandb_server):
+    config = make_config(**{"wandb.group": "ablation"})
+    run = RunDirectory.create(config)
+    follow(config, run, {step: {"a": step / 2} for step in range(4)}, exit_code=143)
+    assert wandb_server.rows == [{STEP: step, "a": step / 2} for step in range(4)]
+    assert wandb_server.exit_codes == [143]
+    sent = wandb_server.runs[run.id]
+    assert {key: sent[key] for key in ("project", "groupName", "displayName")} == {
+        "project": "demo",
+        "groupName": "ablation",
+        "displayName": run.path.name,
+    }
+    assert json.loads(sent["config"])["seed"]["value"] == 7
 
 
 def test_retries_are_bounded():
@@ -334,7 +384,7 @@ def test_a_sweeps_values_are_those_the_run_uses(make_config, sweep):
     config = make_config(**{"training.learning_rate": "1e-3", "rllm.algorithm.adv_estimator": "rloo", "task.level": 4})
     run = RunDirectory.create(config)
     follow(config, run, {1: {"a": 1.0}})
-    shown = records(run, "run")[0]["config"]["update"]
+    shown = config_of(run)
     assert shown["training"]["learning_rate"] == 1e-3
     assert shown["training.learning_rate"] == 1e-3
     assert shown["rllm"]["algorithm"]["adv_estimator"] == "rloo"
