@@ -90,7 +90,8 @@ class UnifiedLightningModule(L.LightningModule):
     # ------------------------------------------------------------------------------------------ what Lightning asks for
 
     def train_dataloader(self) -> Any:
-        return self.backend.get_dataloader(self.train_dataset, self.trainer_state)
+        tasks = self.train_dataset if len(self.train_dataset) else self.val_dataset  # val_only; Lightning skips a fit without batches
+        return self.backend.get_dataloader(tasks, self.trainer_state)
 
     def configure_optimizers(self) -> Any:
         return self.backend.configure_optimizers(self.policy) if self.policy is not None else None
