@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "rllm_lightning"
 # From the bottom of the dependencies (may import nothing of ours) to the top.
 ROOMS = ["types", "registry", "schema", "config", "algorithms", "models", "rollout", "workflows", "tasks", "tracking", "trainer", "lab"]
 # Rooms of several modules that are no folder.
-FILES = {"values": "schema", "config_sections": "config", "config_sources": "config", "config_checks": "config"}
+FILES = {"lazy": "types", "values": "schema", "config_sections": "config", "config_sources": "config", "config_checks": "config"}
 MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
 
 

@@ -1,0 +1,7 @@
+"""What an agent does with a task."""
+
+from rllm_lightning.lazy import lazy_names
+
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__, {"workflow": "Workflow", "engine": "UnifiedWorkflowEngine", "single_turn": "SingleTurnWorkflow"}
+)

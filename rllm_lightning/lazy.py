@@ -1,0 +1,30 @@
+"""Names of a package that are loaded from their modules when they are first asked for, so that importing the package is free."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """What a package assigns to `__all__`, `__getattr__` and `__dir__`.
+
+    Args:
+        package: the package's `__name__`.
+        modules: module of the package -> the names it provides, between blanks.
+    """
+    homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def listing() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return sorted(homes), load, listing
