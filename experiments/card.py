@@ -44,7 +44,9 @@ def main(argv: list[str]) -> int:
 
         options.html.write_text(cards_page(cards), encoding="utf-8")
     if options.json:
-        print(json.dumps([card.to_dict() for card in cards], indent=2, allow_nan=False))
+        from rllm_lightning.lab.card_json import card_json
+
+        print(json.dumps([card_json(card) for card in cards], indent=2, allow_nan=False))
     else:
         from rich.console import Console
 
@@ -65,8 +67,6 @@ def make_cards(options: argparse.Namespace) -> list[Card]:
     load_plugins(_modules(keywords.pop("plugins", "")) + _modules(options.plugins))
     if not names:
         raise ValueError(f"name at least one estimator: {', '.join(ESTIMATORS.names())}")
-    if options.batches < 8:
-        raise ValueError(f"--batches: must be at least 8, got {options.batches}")
     given: dict[str, Any] = {key: guess(value) for key, value in keywords.items()}
     known = {name: {*ESTIMATORS.get(name).kwargs, "norm_adv_by_std_in_grpo"} for name in names}
     if unknown := sorted(set(given) - set().union(*known.values())):

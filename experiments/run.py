@@ -100,4 +100,5 @@ def _summary(entry: object) -> str:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     sys.exit(main(sys.argv[1:]))

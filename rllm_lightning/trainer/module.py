@@ -290,7 +290,7 @@ class UnifiedLightningModule(L.LightningModule):
         """Write `step_{n}.ckpt`, make it `last.ckpt`, prune old ones."""
         folder = self.run_directory.checkpoints
         path = folder / f"step_{self.trainer_state.global_step}.ckpt"
-        self.trainer.save_checkpoint(path)
+        self.trainer.save_checkpoint(path, weights_only=False)  # Lightning's word for "without the optimizer"
         if self.trainer.is_global_zero:
             publish_as_last(path)
             prune(folder, self.config.rllm.trainer.keep_checkpoints)

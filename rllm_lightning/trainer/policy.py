@@ -198,5 +198,19 @@ class Policy(nn.Module):
     def save(self, folder: Path) -> None:
         """Write model and tokenizer in Hugging Face format (safetensors); adapters are merged into the weights."""
         model = copy.deepcopy(self.model).merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
-        model.save_pretrained(folder, safe_serialization=True)
+        with _no_progress_bars():
+            model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

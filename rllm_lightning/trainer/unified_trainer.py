@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,9 @@ from rllm_lightning.workflows.engine import constructor_arguments
 from rllm_lightning.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
+
+# of Lightning, about what is meant to be as it is here: eval mode outside of updates, our own logging
+EXPECTED_WARNINGS = (r"Found \d+ module\(s\) in eval mode", "The number of training batches", r".*isinstance\(treespec, LeafSpec\)")
 
 
 class UnifiedTrainer:
@@ -147,7 +151,10 @@ class UnifiedTrainer:
                 )
                 self.stop.check()
                 trainer = self._lightning_trainer(trackers, run)
-                trainer.fit(self.module, ckpt_path=self.checkpoint)
+                with warnings.catch_warnings():
+                    for expected in EXPECTED_WARNINGS:
+                        warnings.filterwarnings("ignore", expected)
+                    trainer.fit(self.module, ckpt_path=self.checkpoint)
                 if not self.cfg.rllm.trainer.val_only:
                     self.module.save_checkpoint()
                 self.stop.check()
