@@ -61,8 +61,11 @@ def run_estimator(
     }
     if lacking := [key for key in estimator.required if key not in keywords]:
         raise ValueError(f"estimator {name!r}: set rllm.algorithm.estimator_kwargs.{lacking[0]}")
-    advantages, _ = estimator(rewards, **estimator.accepted(keywords))
     where = f"estimator {name!r}, role {role!r}"
+    result = estimator(rewards, **estimator.accepted(keywords))
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(f"{where}: returned {type(result).__name__}, expected a pair (advantages, returns)")
+    advantages, _ = result
     _same_length(advantages, groups, f"{where}: advantages", "groups")
     assigned: list[float] = []
     for group, of_group in zip(groups, advantages, strict=True):

@@ -181,6 +181,14 @@ def test_a_misshapen_result_is_an_error_that_names_the_estimator(make, register,
         collect([make.group([1, 0], "a:solver"), make.group([1, 0], "b:solver")], estimator="broken")
 
 
+@pytest.mark.parametrize("result", [[[0.0, 0.0]] * 2, np.zeros((2, 2)), None])
+def test_anything_but_a_pair_is_an_error_that_names_the_estimator(make, register, result):
+    """B01: also where it happens to have two entries."""
+    register("bare")(lambda rewards: result)
+    with pytest.raises(ValueError, match="'bare'.*expected a pair"):
+        collect([make.group([1, 0], "a:solver"), make.group([1, 0], "b:solver")], estimator="bare")
+
+
 @pytest.mark.parametrize(
     ("per", "result", "message"),
     [
