@@ -185,7 +185,7 @@ def test_a_misshapen_result_is_an_error_that_names_the_estimator(make, register,
 def test_anything_but_a_pair_is_an_error_that_names_the_estimator(make, register, result):
     """B01: also where it happens to have two entries."""
     register("bare")(lambda rewards: result)
-    with pytest.raises(ValueError, match="'bare'.*expected a pair"):
+    with pytest.raises(ValueError, match=r"'bare'.*expected a pair"):
         collect([make.group([1, 0], "a:solver"), make.group([1, 0], "b:solver")], estimator="bare")
 
 
