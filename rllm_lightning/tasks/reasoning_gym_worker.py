@@ -31,7 +31,7 @@ import numpy as np
 
 from rllm_lightning.values import Mismatch, coerce
 
-SCORE_LIMIT_S = 5.0  # seconds that one answer may take to score
+SCORE_LIMIT_S = 5.0  # seconds of CPU time that one answer may take to score; not of a clock, which a busy machine would outrun
 ISO_PARSERS: dict[Any, Callable[[str], Any]] = {datetime.date: datetime.date.fromisoformat, datetime.time: datetime.time.fromisoformat}
 
 
@@ -85,7 +85,9 @@ def call(function: str, *args: Any) -> Any:
             _worker, code = None, worker.end()
             if not isinstance(error, EOFError | OSError):
                 raise
-            reason = f"took longer than {SCORE_LIMIT_S:g} s" if code == -signal.SIGALRM else f"ended its process (exit code {code})"
+            reason = (
+                f"took more than {SCORE_LIMIT_S:g} s of CPU time" if code == -signal.SIGPROF else f"ended its process (exit code {code})"
+            )
             raise WorkerError(f"{function} {reason}") from error
     if kind == "invalid":
         raise ValueError(value)
@@ -135,17 +137,17 @@ _scorers: dict[str, Any] = {}
 
 
 def score(dataset: str, params: Mapping[str, Any], entry: dict[str, Any], answer: str) -> float:
-    """The score that the data set's own scorer gives `answer`. Past the limit the process ends (SIGALRM)."""
+    """The score that the data set's own scorer gives `answer`. Past the limit the process ends (SIGPROF)."""
     key = f"{dataset} {params!r}"
     if key not in _scorers:
         _scorers[key] = make(dataset, params, seed=0, size=1)
-    signal.setitimer(signal.ITIMER_REAL, SCORE_LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, SCORE_LIMIT_S)
     try:
         return float(_scorers[key].score_answer(answer, entry))
     except Exception as error:
         raise WorkerError(_describe(error)) from error
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def make(dataset: str, params: Mapping[str, Any], seed: int, size: int) -> Any:
@@ -213,7 +215,8 @@ def _describe(error: Exception) -> str:
 
 def _serve(pipe: Connection) -> None:
     """Answer requests until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    for stop in (signal.SIGINT, signal.SIGTERM):  # a whole process group may get them; whether to stop is the parent's to decide
+        signal.signal(stop, signal.SIG_IGN)
     functions: dict[str, Callable[..., Any]] = {"draw": draw, "score": score}
     while True:
         try:

@@ -69,4 +69,4 @@ def last_number(text: str) -> float | None:
 def numeric_match(response: str, answer: str, tolerance: float) -> bool:
     """Whether the last numbers x in the response and y in the answer agree: |x - y| <= tolerance · max(1, |y|)."""
     x, y = last_number(response), last_number(answer)
-    return x is not None and y is not None and math.isfinite(x) and abs(x - y) <= tolerance * max(1.0, abs(y))
+    return x is not None and y is not None and math.isfinite(y) and abs(x - y) <= tolerance * max(1.0, abs(y))

@@ -70,6 +70,7 @@ def test_the_last_number(text, number):
         ("0.0000005", "0", True),  # 5e-7 <= 1e-6 · max(1, 0)
         ("no idea", "72", False),
         ("1e999", "72", False),
+        ("5", "1e999", False),  # no float: nothing is near it
     ],
 )
 def test_numbers_match_within_the_tolerance(response, answer, right):

@@ -91,6 +91,17 @@ def test_given_task_ids_win_and_tasks_without_ids_are_numbered(make):
     assert [e.id for e in asyncio.run(engine.execute_tasks([{"question": "x"}, {"question": "y"}]))] == ["0:0", "1:0"]
 
 
+def test_an_episode_gets_its_id_and_task_whatever_the_workflow_wrote(engine):
+    class Own(Workflow):
+        async def run(self, task, uid, **kwargs):
+            return Episode(id="mine", task="other")
+
+    made = UnifiedWorkflowEngine(Own, None, engine)
+    (episode,) = asyncio.run(made.execute_tasks(tasks(1)))
+    assert (episode.id, episode.task) == ("t:0:0", tasks(1)[0])
+    made.shutdown()
+
+
 def test_no_tasks_give_no_episodes(make):
     assert asyncio.run(make(nothing).execute_tasks([])) == []
 
@@ -339,15 +350,15 @@ def test_a_workflow_that_failed_is_replaced(make):
     assert seen[2] is seen[1]
 
 
-def test_an_error_episode_of_the_workflows_own_is_a_failure(make):
+def test_an_error_episode_of_the_workflows_own_is_a_failure(engine):
     class Own(Workflow):
         async def run(self, task, uid, **kwargs):
             return Episode(termination_reason=TerminationReason.ERROR)
 
-    engine = UnifiedWorkflowEngine(Own, None, None)
+    made = UnifiedWorkflowEngine(Own, None, engine)
     with pytest.raises(WorkflowError, match="the workflow gave no reason"):
-        asyncio.run(engine.execute_tasks(tasks(1)))
-    engine.shutdown()
+        asyncio.run(made.execute_tasks(tasks(1)))
+    made.shutdown()
 
 
 # ------------------------------------------------------------------------------------------------------- logging and settings
