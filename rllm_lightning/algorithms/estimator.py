@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from rllm_lightning.algorithms.needs import NEEDS
 from rllm_lightning.config import rLLMAdvantageEstimator
@@ -93,8 +93,11 @@ def register_rllm_adv_estimator(
         kwargs: keywords it takes through `**kwargs`, besides those that are parameters.
 
     Raises:
-        ValueError: another function has the name already.
+        ValueError: another function has the name already, or `scope`, `per` or `objective` is none of the known ones.
     """
+    for key, value, known in (("scope", scope, Scope), ("per", per, Per), ("objective", objective, Objective)):
+        if value not in get_args(known):
+            raise ValueError(f"advantage estimator {str(name)!r}: {key} must be one of {', '.join(get_args(known))}, got {value!r}")
 
     def register(function: F) -> F:
         parameters = list(inspect.signature(function).parameters.values())[1:]

@@ -2,7 +2,7 @@
 
     name -> Subject -> probes (canonical groups, invariances, odd one out, cost)   \\
                     -> exact  (gradients on three prompts, implied weights)         ->  Card -> warnings in plain words
-                                                                                             -> card_text, JSON, card_html
+                                                                                             -> card_text, card_json, card_html
 
 Everything on a card is computed when it is made, in seconds and without a model.
 """
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm_lightning.lab import probes
-from rllm_lightning.lab.exact import COMPANION, MAX_BATCHES, PASS_RATES, PROMPTS, SIZES, ExactGradients, GradientRow, WeightCurve
+from rllm_lightning.lab.exact import MAX_BATCHES, SIZES, ExactGradients, GradientRow, WeightCurve
 from rllm_lightning.lab.subject import Subject
-from rllm_lightning.types import to_plain
 
 
 @dataclass(frozen=True)
@@ -53,19 +52,6 @@ class Card:
     def behaviour(self, name: str) -> probes.Behaviour:
         return next(behaviour for behaviour in self.behaviours if behaviour.name == name)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Strict JSON data: the fields, the warnings, and what the axes and checks mean."""
-        from rllm_lightning.lab.card_warnings import warnings_of
-
-        return {
-            **to_plain(self),
-            "warnings": warnings_of(self),
-            "pass_rates": list(PASS_RATES),
-            "prompts": dict(PROMPTS),
-            "companion": COMPANION,
-            "check_meanings": {name: meaning for name, (meaning, _) in probes.CHECKS.items()},
-        }
-
 
 def make_card(name: str, kwargs: Mapping[str, Any] | None = None, max_batches: int = MAX_BATCHES) -> Card:
     """Examine an estimator. A broken one has a card too: it says what fails.
@@ -73,11 +59,13 @@ def make_card(name: str, kwargs: Mapping[str, Any] | None = None, max_batches: i
     Args:
         name: a registered name.
         kwargs: its keywords, as in `rllm.algorithm.estimator_kwargs`.
-        max_batches: how many batches are listed before they are drawn instead; more take longer and are more exact.
+        max_batches: how many batches are listed before they are drawn instead, at least 64; more take longer and are more exact.
 
     Raises:
-        ValueError: the name is not registered, or a keyword is unknown or lacking.
+        ValueError: the name is not registered, a keyword is unknown or lacking, or `max_batches` is below 64.
     """
+    if max_batches < 64:
+        raise ValueError(f"max_batches: must be at least 64, got {max_batches}")
     subject = Subject(name, **(kwargs or {}))
     entry = subject.entry
     checks = {check: probes.check(subject, check) for check in probes.CHECKS}

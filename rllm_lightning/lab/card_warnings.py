@@ -5,6 +5,7 @@ To add a warning: a generator function of a card, and its name in `RULES` (which
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -51,6 +52,7 @@ def careless(card: Card) -> Iterator[str]:
         yield "it changes the array of rewards that it is given, or hands it out as advantages"
     if card.checks["repeatable"].verdict == "no":
         yield "the same rewards get other advantages on a second call: it draws random numbers, or keeps a state outside of `state`"
+        yield "the exact numbers of this card hold for one draw only"
     if card.checks["order"].verdict == "no":
         yield "the order of the trajectories within a group matters"
     if card.checks["monotone"].verdict == "no":
@@ -118,18 +120,20 @@ def large_offset(card: Card) -> Iterator[str]:
         return
     lost = max(abs(_mean(a) - _mean(b)) for a, b in zip(plain.advantages, moved.advantages, strict=True))
     if lost > 1e-6 * max(abs(_mean(a)) for a in plain.advantages):
-        yield f"digits are lost where all rewards share a large offset (1e6): advantages are off by {lost:.2g}"
+        yield f"digits are lost where all rewards share a large offset (1e7): advantages are off by {lost:.2g}"
 
 
 def blows_up(card: Card) -> Iterator[str]:
-    small, large = card.odd_one_out[-2], card.odd_one_out[-1]
-    for what, before, after in (
-        ("right", small.only_right, large.only_right),
-        ("wrong", small.only_wrong, large.only_wrong),
+    sizes = [odd.n for odd in card.odd_one_out]
+    for what, edge, advantages in (
+        ("right", 0, [odd.only_right for odd in card.odd_one_out]),
+        ("wrong", 1, [odd.only_wrong for odd in card.odd_one_out]),
     ):
-        if before and after and abs(after / before) > STEEP:
-            edge = "0" if what == "right" else "1"
-            yield f"blows up at p near {edge}: the only {what} answer among {small.n} gets {before:+.3g}, among {large.n} {after:+.3g}"
+        if any(before and after and abs(after / before) > STEEP for before, after in itertools.pairwise(advantages)):
+            pushes = ", ".join(
+                f"{advantage:+.3g} among {n}" for n, advantage in zip(sizes, advantages, strict=True) if advantage is not None
+            )
+            yield f"blows up at p near {edge}: the only {what} answer gets {pushes}"
     huge = {}
     for group in card.behaviours:
         largest = max((abs(value) for row in group.advantages or [] for value in row), default=0.0)

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from rllm_lightning.algorithms.advantage import calculate_rloo_advantages
-from rllm_lightning.lab.objectives import Objective, mean_reward, parse_objective
+from rllm_lightning.lab.objectives import mean_reward, parse_objective
 from rllm_lightning.lab.oracle import GradientMoments, fit, from_rewards, gradient_moments, objective_gradient
 from rllm_lightning.lab.policy import Prompt, binary_prompt, graded_prompt
 from rllm_lightning.lab.probes import Check
@@ -80,21 +80,30 @@ class ExactGradients:
     def rows(self, kind: str, n: int) -> list[GradientRow]:
         """One row a prompt, and one for all of them together."""
         prompts = [KINDS[kind](p) for p in PROMPTS.values()]
-        names = [*PROMPTS, "all"]
         try:
             moments = self._moments(prompts, n, self.max_batches)
         except EstimatorFailure as failure:
-            return [GradientRow(kind, n, name, problem=str(failure)) for name in names]
-        objective, problem = self._objective(n), None
+            return [GradientRow(kind, n, name, problem=str(failure)) for name in (*PROMPTS, "all")]
+        mean_reward_D, rloo = objective_gradient(mean_reward(), prompts), _rloo_signal(kind, n)
+        objective_D, factor, problem = None, 1, None
         try:
-            gradient_D = objective_gradient(objective, prompts)
+            objective = parse_objective(self.subject.entry.objective, n, self.subject.keyword("k", 1))
+            objective_D, factor = objective_gradient(objective, prompts), n if objective.shared else 1
         except ValueError as error:
-            gradient_D, problem = None, f"the objective is not defined here: {error}"
-        rloo = _rloo_signal(kind, n)
-        return [
-            _row(kind, n, name, block, moments, prompts, gradient_D, n if objective.shared else 1, rloo[name], problem)
-            for name, block in _blocks(prompts).items()
-        ]
+            problem = f"the objective is not defined here: {error}"
+
+        def row(name: str, block: slice) -> GradientRow:
+            found = fit(moments, mean_reward_D, block)
+            numbers = {"mean_reward_cosine": found.cosine, "variance": found.variance, "signal_to_noise": found.signal_to_noise}
+            if found.signal_to_noise is not None:
+                numbers["signal_over_rloo"] = found.signal_to_noise / rloo[name]
+            if objective_D is not None:
+                aimed = fit(moments, objective_D, block)
+                bias = np.linalg.norm(factor * moments.mean_D[block] - objective_D[block]) / np.linalg.norm(objective_D[block])
+                numbers |= {"bias": float(bias), "scale": aimed.scale, "scale_error": aimed.scale_error, "cosine": aimed.cosine}
+            return GradientRow(kind, n, name, **numbers, exact=moments.exact, num_batches=moments.num_batches, problem=problem)
+
+        return [row(name, block) for name, block in _blocks(prompts).items()]
 
     def weight_curve(self, n: int) -> WeightCurve:
         weights: list[float | None] = []
@@ -112,11 +121,8 @@ class ExactGradients:
             exact, error = exact and moments.exact, max(error, found.scale_error)
         return WeightCurve(n, weights, exact, error)
 
-    def _objective(self, n: int) -> Objective:
-        return parse_objective(self.subject.entry.objective, n, int(self.subject.keyword("k", 1)))
-
     def _moments(self, prompts: Sequence[Prompt], n: int, max_batches: int) -> GradientMoments:
-        with np.errstate(all="ignore"):
+        with np.errstate(invalid="ignore"):  # advantages that are not finite
             moments = gradient_moments(
                 self.subject.on_prompts,
                 prompts,
@@ -129,33 +135,6 @@ class ExactGradients:
         if not np.isfinite(moments.mean_D).all():
             raise EstimatorFailure(f"some groups of {n} get advantages that are not finite")
         return moments
-
-
-def _row(
-    kind: str,
-    n: int,
-    name: str,
-    block: slice,
-    moments: GradientMoments,
-    prompts: Sequence[Prompt],
-    gradient_D: np.ndarray | None,
-    factor: int,
-    rloo_signal: float,
-    problem: str | None,
-) -> GradientRow:
-    to_mean_reward = fit(moments, objective_gradient(mean_reward(), prompts), block)
-    signal = to_mean_reward.signal_to_noise
-    row = {
-        "mean_reward_cosine": to_mean_reward.cosine,
-        "variance": to_mean_reward.variance,
-        "signal_to_noise": signal,
-        "signal_over_rloo": None if signal is None else signal / rloo_signal,
-    }
-    if gradient_D is not None:
-        found = fit(moments, gradient_D, block)
-        bias = float(np.linalg.norm(factor * moments.mean_D[block] - gradient_D[block]) / np.linalg.norm(gradient_D[block]))
-        row |= {"bias": bias, "scale": found.scale, "scale_error": found.scale_error, "cosine": found.cosine}
-    return GradientRow(kind, n, name, **row, exact=moments.exact, num_batches=moments.num_batches, problem=problem)
 
 
 def _blocks(prompts: Sequence[Prompt]) -> dict[str, slice]:

@@ -46,7 +46,12 @@ def max_of(k: int) -> Objective:
 
     With F the distribution function of the reward, the value is `sum_v v · (F(v)^k - F(v-)^k)` over the distinct rewards v,
     and the slope at y is `k · E[max(r_y, best of k-1 others)]`.
+
+    Raises:
+        ValueError: k is not a whole number of at least 1.
     """
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(f"pass@k: k must be a whole number of at least 1, got {k!r}")
 
     def best_of(count: int, prompt: Prompt) -> tuple[np.ndarray, np.ndarray]:
         """Distinct rewards and the distribution of the best of `count` samples over them."""

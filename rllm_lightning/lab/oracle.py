@@ -39,14 +39,20 @@ AdvantageFunction = Callable[[list[Group]], list[Any]]
 class GradientMoments:
     """Moments of the gradient estimate of one batch, the prompts' blocks one after the other (D: all blocks together).
 
-    `error_D` is the standard error of `mean_D`: zero where `exact`, that is where all `num_batches` batches were listed.
+    `error_DD` is the covariance of the sampling error of `mean_D`: zero where `exact`, that is where all `num_batches` batches were
+    listed.
     """
 
     mean_D: np.ndarray
-    error_D: np.ndarray
+    error_DD: np.ndarray
     covariance_DD: np.ndarray
     num_batches: int
     exact: bool
+
+    @property
+    def error_D(self) -> np.ndarray:
+        """Standard error of each entry of `mean_D`."""
+        return np.sqrt(np.diag(self.error_DD))
 
 
 def from_rewards(function: Callable[..., Any], **kwargs: Any) -> AdvantageFunction:
@@ -80,7 +86,12 @@ def gradient_moments(
         ordered: list tuples instead of multisets, for an estimator to which the order within a group matters.
         max_batches: the most batches to list (a prompt, or all prompts together for `"role-batch"`); beyond it they are drawn.
         seed: of the drawn batches.
+
+    Raises:
+        ValueError: `max_batches` is below 8, too few for an error estimate.
     """
+    if max_batches < 8:
+        raise ValueError(f"max_batches: must be at least 8, got {max_batches}")
     rng = np.random.default_rng(seed)
     together = [list(prompts)] if scope == "role-batch" else [[prompt] for prompt in prompts]
     parts = []
@@ -180,13 +191,13 @@ def _moments(
     centred_BD = gradients_BD - mean_D
     covariance_DD = (centred_BD * weights_B[:, None]).T @ centred_BD + _block_diagonal(spreads)
     if exact:
-        return GradientMoments(mean_D, np.zeros_like(mean_D), covariance_DD, len(weights_B), exact)
+        return GradientMoments(mean_D, np.zeros_like(covariance_DD), covariance_DD, len(weights_B), exact)
     return GradientMoments(*_controlled(gradients_BD, classes, drawn), covariance_DD, len(weights_B), exact)
 
 
 def _controlled(gradients_BD: np.ndarray, classes: list[_Classes], drawn: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over drawn batches, and its standard error, with three estimators of known expectation as control variates: REINFORCE,
-    RLOO, and the mean score (a constant baseline)."""
+    """Mean over drawn batches, and the covariance of its error, with three estimators of known expectation as control variates:
+    REINFORCE, RLOO, and the mean score (a constant baseline)."""
     controls, expected = [], []
     for c, classes_Bn in zip(classes, drawn, strict=True):
         r_Bn, n = c.rewards_K[classes_Bn], classes_Bn.shape[1]
@@ -196,19 +207,18 @@ def _controlled(gradients_BD: np.ndarray, classes: list[_Classes], drawn: list[n
         expected.append([gradient_D, gradient_D * (n > 1), 0 * gradient_D])
     control_CBD = np.concatenate(controls, axis=2) - np.concatenate(expected, axis=1)[:, None]
     count = len(gradients_BD)
-    mean_D, error_D = np.empty(gradients_BD.shape[1]), np.empty(gradients_BD.shape[1])
+    mean_D, residual_BD = np.empty(gradients_BD.shape[1]), np.empty_like(gradients_BD)
     for d in range(len(mean_D)):  # the constant of the regression on the controls is the mean where they are as expected
         regressors = np.column_stack([np.ones(count), control_CBD[:, :, d].T])
         coefficients, *_ = np.linalg.lstsq(regressors, gradients_BD[:, d])
-        residual_B = gradients_BD[:, d] - regressors @ coefficients
-        mean_D[d], error_D[d] = coefficients[0], np.sqrt(residual_B @ residual_B / (count - 4) / count)
-    return mean_D, error_D
+        mean_D[d], residual_BD[:, d] = coefficients[0], gradients_BD[:, d] - regressors @ coefficients
+    return mean_D, residual_BD.T @ residual_BD / (count - 4) / count
 
 
 def _concatenate(parts: list[GradientMoments]) -> GradientMoments:
     return GradientMoments(
         np.concatenate([part.mean_D for part in parts]),
-        np.concatenate([part.error_D for part in parts]),
+        _block_diagonal([part.error_DD for part in parts]),
         _block_diagonal([part.covariance_DD for part in parts]),
         sum(part.num_batches for part in parts),
         all(part.exact for part in parts),
@@ -250,7 +260,7 @@ def fit(moments: GradientMoments, gradient_D: np.ndarray, block: slice = slice(N
     return Fit(
         bias=float(np.linalg.norm(mean_D - gradient_D)) / norm,
         scale=float(mean_D @ gradient_D) / norm**2,
-        scale_error=float(np.linalg.norm(moments.error_D[block] * gradient_D)) / norm**2,
+        scale_error=math.sqrt(max(float(gradient_D @ moments.error_DD[block, block] @ gradient_D), 0.0)) / norm**2,
         cosine=float(mean_D @ gradient_D) / (size * norm) if size > 1e-12 * norm else None,
         variance=variance,
         signal_to_noise=size / math.sqrt(variance) if variance > 0 else None,

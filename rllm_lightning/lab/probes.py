@@ -37,7 +37,7 @@ CANONICAL: dict[str, Canonical] = {
     "a group of one": Canonical([0.7]),
     "outlier": Canonical([10, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0]),
     "negative": Canonical([-1, -2, -3, -4, -5, -6, -7, -8]),
-    "large offset": Canonical([1, 0, 0, 0, 0, 0, 0, 0], offset=1e6),
+    "large offset": Canonical([1, 0, 0, 0, 0, 0, 0, 0], offset=1e7),
 }
 ODD_ONE_SIZES = (8, 64, 512)
 NUM_TIMED = 2048

@@ -63,8 +63,15 @@ class Subject:
         self._trajectories: dict[Prompt, list[Trajectory]] = {}
         self._state: dict[str, Any] = {}
         if "state" in self.entry.needs:
+            self._settle()
+
+    def _settle(self) -> None:
+        batch = _as_groups([[bare_trajectory(r, self.stepwise) for r in (0.0, 1.0, 0.0, 1.0)]])
+        try:
             for _ in range(SETTLING):
-                self._call(_as_groups([[bare_trajectory(r, self.stepwise) for r in (0.0, 1.0, 0.0, 1.0)]]), self._state)
+                self._call(batch, self._state)
+        except EstimatorFailure:
+            self._state = {}  # it will fail again where that is reported
 
     @property
     def state(self) -> dict[str, Any]:
@@ -136,7 +143,8 @@ class Subject:
         """What the estimator returns as advantages, one entry a group."""
         keywords = self._keywords(groups, state) if keywords is None else keywords
         try:
-            result = self.entry(rewards, **keywords)
+            with np.errstate(all="ignore"):  # what comes of it is on the card
+                result = self.entry(rewards, **keywords)
         except Exception as error:  # a user's function may raise anything; the card reports it
             raise EstimatorFailure(f"raises {type(error).__name__}: {error}") from error
         if not isinstance(result, tuple) or len(result) != 2:

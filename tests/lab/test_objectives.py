@@ -82,3 +82,9 @@ def test_a_prompt_without_teacher_cannot_be_distilled():
 def test_an_unknown_objective_lists_the_known_ones():
     with pytest.raises(ValueError, match="unknown 'mean'; known: mean_reward, pass_at_k"):
         parse_objective("mean", n=4, k=2)
+
+
+@pytest.mark.parametrize("k", [0, 1.5, None])
+def test_pass_at_k_needs_a_k(k):
+    with pytest.raises(ValueError, match="k must be a whole number of at least 1"):
+        max_of(k)

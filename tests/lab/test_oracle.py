@@ -157,6 +157,8 @@ def test_drawn_batches_agree_with_listed_ones_within_their_standard_error():
     drawn = gradient_moments(from_rewards(batch_whitened), BINARY, 4, scope="role-batch", max_batches=100, seed=7)
     assert (exact.exact, exact.num_batches, drawn.exact, drawn.num_batches) == (True, 5**3, False, 100)
     assert np.all(np.abs(drawn.mean_D - exact.mean_D) < 4 * drawn.error_D + 1e-15)
+    gradient = objective_gradient(mean_reward(), BINARY)
+    assert abs(fit(drawn, gradient).scale - fit(exact, gradient).scale) < 4 * fit(drawn, gradient).scale_error
     assert np.trace(drawn.covariance_DD) == pytest.approx(np.trace(exact.covariance_DD), rel=0.25)
 
 
