@@ -1,18 +1,19 @@
 """How the rows of a minibatch are laid out for the model: padded rows, or trees that compute a shared prefix once.
 
-    rows --sorted, cut by a token budget--> collate_rows   one sequence a row, padded on the right
-    rows of a group --their common tokens once--> PrefixTree --> collate_trees   one sequence a tree
+    rows --sorted by prompt--> PrefixTree (grown while that is cheaper) --> collate_trees   one sequence a tree
+      |
+      '--those that share too little--> collate_rows                                        one sequence a row
 
-A group's n responses follow one prompt. As padded rows the prompt is computed n times; as a tree, `prompt, response 1, ..., response
-n`, once: every token sees its ancestors alone, and positions go on from the parent, so that log-probs and gradients are those of
-plain rows. That saves tokens, but attention reaches over the whole tree: which layout is cheaper is decided group by group.
+A group's n responses follow one prompt, and all prompts of a task may begin alike. As padded rows the prompt is computed n times;
+in a tree, `prompt, response 1, ..., response n`, once: every token sees its ancestors alone, and positions go on from the parent,
+so that log-probs and gradients are those of plain rows. That saves tokens, but attention reaches over the whole tree: `LayoutCost`
+says how far it pays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,12 +23,13 @@ from rllm_lightning.trainer.batch import MicroBatch, Row, response_mask
 
 Item = TypeVar("Item")
 
-MAX_TREE_TOKENS = 2048  # attention over a longer tree costs more than the shared prefix saves
+MAX_TREE_TOKENS = 2048  # of a tree; its mask grows with the square
+SOFTMAX_COST = 32  # of a pair in one head, in multiply-adds: mask, exponential and their gradients
 
 
 @dataclass(frozen=True)
 class LayoutCost:
-    """What tokens cost a model: `per_token` for its matrix products, `per_pair` for one query and key (multiply-adds)."""
+    """What tokens cost a model, in multiply-adds: `per_token` for its matrix products, `per_pair` for a query and a key."""
 
     per_token: float
     per_pair: float
@@ -39,10 +41,12 @@ class LayoutCost:
         embedding = model.get_input_embeddings().weight.numel()
         tied = 1 if getattr(config, "tie_word_embeddings", False) else 2
         body = sum(p.numel() for p in model.parameters()) - tied * embedding
-        return cls(float(max(body, 1)), 2.0 * config.hidden_size * config.num_hidden_layers)
+        per_layer = 2 * config.hidden_size + SOFTMAX_COST * config.num_attention_heads
+        return cls(float(max(body, 1)), float(per_layer * config.num_hidden_layers))
 
-    def __call__(self, num_sequences: int, length: int) -> float:
-        return num_sequences * (length * self.per_token + length * length * self.per_pair)
+    def __call__(self, length: int) -> float:
+        """Of one sequence."""
+        return length * self.per_token + length * length * self.per_pair
 
 
 @dataclass
@@ -59,10 +63,20 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def num_shared(self, row: Row) -> int:
+        """How many of the row's first tokens are in the tree already."""
+        node, count = -1, 0
+        for token in _tokens(row):
+            child = self._children.get((node, token))
+            if child is None:
+                break
+            node, count = child, count + 1
+        return count
+
     def add(self, row: Row) -> None:
         """Walk down from the root along the row's tokens, making the nodes that are not there."""
         node, path = -1, []
-        for token in [*row.prompt_ids, *row.response_ids]:
+        for token in _tokens(row):
             child = self._children.get((node, token))
             if child is None:
                 child = self._children[(node, token)] = len(self.tokens)
@@ -102,27 +116,28 @@ def micro_batches(
 
 
 def choose_trees(rows: Sequence[Row], max_tokens: int, cost: LayoutCost) -> tuple[list[Row], list[PrefixTree]]:
-    """The rows that are cheaper alone, and trees of the others: each of rows of one group, at most `max_tokens` long."""
-    plain: list[Row] = []
-    trees: list[PrefixTree] = []
-    for _, members in groupby(sorted(rows, key=lambda row: row.group), key=lambda row: row.group):
-        for tree in _grow(members, max_tokens):
-            alone = cost(len(tree.rows), max(row.num_tokens for row in tree.rows))
-            if len(tree.rows) > 1 and cost(1, len(tree)) < alone:
-                trees.append(tree)
-            else:
-                plain += tree.rows
-    return plain, trees
+    """The rows that are cheaper alone, and trees of the others.
 
-
-def _grow(rows: Iterable[Row], max_tokens: int) -> Iterator[PrefixTree]:
-    tree = PrefixTree()
-    for row in rows:
-        if tree.rows and len(tree) + row.num_tokens > max_tokens:
-            yield tree
-            tree = PrefixTree()
+    Rows are taken in the order of their prompts, so that neighbours share most. The next one joins the tree as long as that costs
+    less than computing it alone and lowers the tree's cost per row (the cost of attention grows with the square of the tree, so
+    there is a best size); else it begins a new tree. No tree exceeds `max_tokens`.
+    """
+    trees = [PrefixTree()]
+    for row in sorted(rows, key=lambda row: row.prompt_ids):
+        tree = trees[-1]
+        if tree.rows:
+            length = len(tree) + row.num_tokens - tree.num_shared(row)
+            extra = cost(length) - cost(len(tree))
+            if length > max_tokens or extra >= cost(row.num_tokens) or extra > cost(len(tree)) / len(tree.rows):
+                trees.append(tree := PrefixTree())
         tree.add(row)
-    yield tree
+    alone = [tree.rows[0] for tree in trees if len(tree.rows) == 1]
+    return alone, [tree for tree in trees if len(tree.rows) > 1]
+
+
+def _tokens(row: Row) -> Iterator[int]:
+    yield from row.prompt_ids
+    yield from row.response_ids
 
 
 def _by_budget(items: Sequence[Item], lengths: Sequence[int], max_tokens: int) -> list[list[Item]]:

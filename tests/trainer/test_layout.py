@@ -123,32 +123,43 @@ def test_positions_in_a_tree_go_on_from_the_parent(policy):
     assert (policy(right).logprobs - right_logprobs).abs().max() > 1e-3
 
 
-def test_a_group_becomes_a_tree_only_where_that_is_cheaper():
-    shared, distinct = rows_of(*[(range(1, 50), [60 + i]) for i in range(4)]), rows_of(([1], [2, 3, 4]), ([5], [6, 7, 8]), group=1)
+def test_rows_become_a_tree_only_where_that_is_cheaper():
+    shared = rows_of(*[(range(1, 50), [60 + i]) for i in range(4)])
+    distinct = rows_of(([70], [2, 3, 4]), ([71], [6, 7, 8]))
     plain, trees = choose_trees(shared + distinct, 1000, CHEAP_ATTENTION)
     assert [tree.rows for tree in trees] == [shared]
     assert plain == distinct
-    # attention over the whole tree (53 tokens) costs more than over four rows of 50 when pairs are all that counts? 53^2 < 4 * 50^2
-    assert choose_trees(shared, 1000, LayoutCost(0.0, 1.0))[1]
-    long_answers = rows_of(*[([1, 2], [10 * i + k for k in range(30)]) for i in range(4)])
-    # tokens: tree 122 of rows' 128; pairs: 122^2 = 14884 against 4 * 32^2 = 4096
-    assert not choose_trees(long_answers, 1000, LayoutCost(1.0, 1.0))[1]
+    # two rows of 32 tokens that share 2. Tree: 62 tokens and 62^2 = 3844 pairs; alone: 64 tokens and 2 * 32^2 = 2048 pairs
+    long_answers = rows_of(([1, 2], range(100, 130)), ([1, 2], range(200, 230)))
+    assert choose_trees(long_answers, 1000, LayoutCost(1.0, 1.0)) == (long_answers, [])
 
 
-def test_a_group_longer_than_the_budget_becomes_several_trees():
+def test_a_short_row_does_not_join_a_long_one_it_shares_nothing_with():
+    """Joining adds 2 * 500 * 2 pairs to the tree's mask and saves no token."""
+    rows = rows_of((range(1, 501), [600]), ([700], [701]))
+    assert choose_trees(rows, 1000, LayoutCost(1.0, 1.0)) == (rows, [])
+
+
+def test_a_tree_stops_at_the_size_of_least_cost_per_row():
+    """Prompt of 40 shared by answers of 10: a tree of k rows has 40 + 10k tokens and costs, with a pair worth 1/10 of a token,
+    (40 + 10k) + (40 + 10k)^2 / 10. Per row: k = 1: 300, 2: 210, 3: 186.7, 4: 180, 5: 180, 6: 183.3: best at 4 or 5."""
+    rows = rows_of(*[(range(1, 41), range(100 * i, 100 * i + 10)) for i in range(1, 11)])
+    _, trees = choose_trees(rows, 1000, LayoutCost(1.0, 0.1))
+    assert [len(tree.rows) for tree in trees] == [5, 5]
+
+
+def test_no_tree_exceeds_the_budget():
     rows = rows_of(*[(range(1, 41), [50 + i, 60 + i]) for i in range(10)])
-    plain, trees = choose_trees(rows, 90, CHEAP_ATTENTION)
+    plain, trees = choose_trees(rows, 45, CHEAP_ATTENTION)
     assert plain == []
-    assert [row for tree in trees for row in tree.rows] == rows
-    assert all(len(tree) <= 90 for tree in trees)
-    assert len(trees) > 1
+    assert sorted(id(row) for tree in trees for row in tree.rows) == sorted(map(id, rows))
+    assert [len(tree) for tree in trees] == [44] * 5  # 40 + 2 * 2: a third row would make 46
 
 
-def test_rows_of_different_groups_never_share_a_tree():
-    """Equal prompts of two tasks stay apart (their minibatches and budgets may differ)."""
-    rows = rows_of(([1, 2, 3, 4], [5]), ([1, 2, 3, 4], [6])) + rows_of(([1, 2, 3, 4], [5]), ([1, 2, 3, 4], [7]), group=1)
-    _, trees = choose_trees(rows, 100, CHEAP_ATTENTION)
-    assert [{row.group for row in tree.rows} for tree in trees] == [{0}, {1}]
+def test_prompts_that_begin_alike_share_their_beginning():
+    rows = rows_of(([1, 2, 3, 4], [5])) + rows_of(([1, 2, 3, 9], [5]), group=1)
+    _, (tree,) = choose_trees(rows, 100, CHEAP_ATTENTION)
+    assert len(tree) == 7
 
 
 def test_the_policy_falls_back_to_rows_for_a_model_that_refuses_the_mask():
@@ -187,5 +198,5 @@ def test_cost_counts_the_body_of_the_model():
     model, _ = tiny_model(0)
     cost = LayoutCost.of(model)
     assert cost.per_token == sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
-    assert cost.per_pair == 2 * 128 * 4
-    assert np.isclose(cost(2, 10), 2 * (10 * cost.per_token + 100 * cost.per_pair))
+    assert cost.per_pair == 4 * (2 * 128 + 32 * 4)
+    assert np.isclose(cost(10), 10 * cost.per_token + 100 * cost.per_pair)
