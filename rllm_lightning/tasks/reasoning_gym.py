@@ -43,7 +43,7 @@ def reasoning_gym(
     """One data set of `reasoning_gym`. All questions are distinct, within and between training and validation.
 
     The reward is the scorer's score, mostly in [0, 1] with partial credit; an answer is correct from a score of 1 on. An
-    answer that the scorer fails on, or is not done with after `SCORE_LIMIT_S` seconds, scores 0 and says so in the trajectory's
+    answer that the scorer fails on, or is not done with after `SCORE_LIMIT_S`, scores 0 and says so in the trajectory's
     `info["scorer_error"]`. `answer` and `solution` are one right answer, where the data set knows one (`boxnet` and `rush_hour`
     never do: `answer` is None, and there is no `solution` to teach).
 

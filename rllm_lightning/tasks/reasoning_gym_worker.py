@@ -5,8 +5,8 @@
 
 Three reasons for the process. Some data sets draw from sets of text, whose order differs between processes unless the hash
 seed is fixed, as it is in the child: all ranks and all reruns see the same tasks. Some scorers evaluate the answer as
-arithmetic, and `9**9**9**9` would never return: the child ends itself after `SCORE_LIMIT_S` seconds, and the next call starts
-another. And some generators print, or reseed the process's random states.
+arithmetic, and `9**9**9**9` would never return: the child ends itself after `SCORE_LIMIT_S`, and the next call starts another.
+And some generators print, or reseed the process's random states.
 """
 
 from __future__ import annotations
@@ -52,18 +52,22 @@ class _Worker:
         environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         theirs.close()
-        atexit.register(self.end)
 
     def end(self) -> int:
-        """Stop the child and return its exit code. Idempotent."""
-        if self.owner != os.getpid():  # a forked process must not end its parent's child
-            return 0
+        """Stop the child, where it has not ended by itself, and return its exit code."""
+        self.pipe.close()
         self.process.kill()
         return self.process.wait()
 
 
 _lock = threading.Lock()
 _worker: _Worker | None = None
+
+
+@atexit.register
+def _end_worker() -> None:
+    if _worker is not None and _worker.owner == os.getpid():  # a forked process must not end its parent's child
+        _worker.end()
 
 
 def call(function: str, *args: Any) -> Any:

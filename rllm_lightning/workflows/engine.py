@@ -199,7 +199,7 @@ class UnifiedWorkflowEngine:
         """Check the arguments by making the pool's first workflow, before anything expensive begins."""
         name, known = self.workflow_cls.__name__, constructor_arguments(self.workflow_cls)
         own = sorted(set(known) - {"rollout_engine", "executor"})
-        for unknown in set(self.workflow_args) - set(own):
+        for unknown in sorted(set(self.workflow_args) - set(own)):
             close = difflib.get_close_matches(unknown, own, n=1)
             hint = f"; did you mean {close[0]}?" if close else ";"
             raise ValueError(f"rllm.workflow.workflow_args.{unknown}: {name} has no such argument{hint} it has: {', '.join(own)}")
