@@ -42,7 +42,12 @@ def _charts(cards: Sequence[Card]) -> str:
     """One chart a card with a curve a size, over the pass rate in percent: the scales of two cards may be far apart."""
     charts = []
     for card in cards:
-        curves = {f"n={c.n}": [(100 * p, _drawable(w)) for p, w in zip(PASS_RATES, c.weights, strict=True)] for c in card.weights}
+        curves = {
+            f"n={c.n}" + (f" (± {c.error:.1g})" if c.error else ""): [
+                (100 * p, _drawable(w)) for p, w in zip(PASS_RATES, c.weights, strict=True)
+            ]
+            for c in card.weights
+        }
         charts.append(line_chart(f"{label(card)}: weight by percent solved", curves, "percent solved"))
     return f'<div class="charts">{"".join(charts)}</div>'
 

@@ -51,4 +51,5 @@ def _weights(cards: Sequence[Card]) -> Table:
     for index, curve in enumerate(cards[0].weights):
         table.add_row(f"n={curve.n}", *(sparkline(card.weights[index].weights, top) for card, top in zip(cards, tops, strict=True)))
     table.add_row("a full block is", *(number(top) for top in tops))
+    table.add_row("standard error, at most", *(number(max(curve.error for curve in card.weights)) for card in cards))
     return table
