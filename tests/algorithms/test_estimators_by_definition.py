@@ -324,11 +324,11 @@ PROPORTIONAL = {"reinforce", "rloo", "dr_grpo", "opo", "gpg", "pass_at_k"}
 @pytest.mark.parametrize("name", sorted(PROPORTIONAL))
 def test_without_a_scale_advantages_are_proportional_to_the_rewards(name):
     @few
-    @given(problems(name))
-    def check(problem):
+    @given(problems(name), st.sampled_from([4.0, 2.0**900, 2.0**-900]))
+    def check(problem, factor):
         groups, keywords = problem
-        for a, b in zip(run(name, groups, **keywords), run(name, [[4 * r for r in g] for g in groups], **keywords), strict=True):
-            assert (4 * a).tolist() == b.tolist()
+        for a, b in zip(run(name, groups, **keywords), run(name, [[factor * r for r in g] for g in groups], **keywords), strict=True):
+            assert (factor * a).tolist() == b.tolist()
 
     check()
 
