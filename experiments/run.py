@@ -11,7 +11,7 @@ import logging
 import sys
 from pathlib import Path
 
-from rllm_lightning.config import Config, ConfigError, as_dict_config, load_config
+from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.config_sources import parse_argv
 from rllm_lightning.registry import ENGINES, ESTIMATORS, LOSSES, TASKS, TRACKERS, WORKFLOWS
 
@@ -36,22 +36,13 @@ def main(argv: list[str]) -> int:
         from rllm_lightning.trainer.backend import LightningBackend
         from rllm_lightning.trainer.interruption import Interrupted
         from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
+        from rllm_lightning.workflows.engine import constructor_arguments
 
-        trainer = UnifiedTrainer(
-            LightningBackend,
-            as_dict_config(cfg),
-            WORKFLOWS.get(cfg.rllm.workflow.name),
-            tasks.train,
-            tasks.val,
-            workflow_args={"reward_function": tasks.reward_function},
-        )
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return 2
+        workflow = WORKFLOWS.get(cfg.rllm.workflow.name)
+        scoring = {"reward_function": tasks.reward_function} if "reward_function" in constructor_arguments(workflow) else {}
+        trainer = UnifiedTrainer(LightningBackend, config, workflow, tasks.train, tasks.val, workflow_args=scoring)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     except KeyboardInterrupt:
         return 130
     try:
@@ -60,14 +51,19 @@ def main(argv: list[str]) -> int:
         print(f"{interrupted}; continue with: python experiments/run.py rllm.trainer.resume={trainer.run_path}", file=sys.stderr)
         return interrupted.exit_code
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     except KeyboardInterrupt:
         return 130
     print(f"run:     {trainer.run_path}\nreport:  {trainer.run_path}/report.html")
     if "wandb" in cfg.rllm.trainer.logger and cfg.wandb.mode != "disabled":
         print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb/offline-run-*")
     return 0
+
+
+def _refuse(error: ValueError) -> int:
+    for problem in str(error).splitlines():
+        print(f"error: {problem}", file=sys.stderr)
+    return 2
 
 
 def _base(argv: list[str]) -> str:
@@ -82,11 +78,15 @@ def help_text() -> str:
     lines = [(__doc__ or "").strip(), ""]
     lines += ["presets:", *(f"  {path.stem:16} {_first_comment(path)}" for path in sorted(CONFIGS.glob("*.yaml"))), ""]
     for registry in (ESTIMATORS, LOSSES, TASKS, WORKFLOWS, ENGINES, TRACKERS):
-        lines.append(f"{registry.kind}s ({registry.key}):")
+        lines.append(f"{_plural(registry.kind)} ({registry.key}):")
         lines += [f"  {name:30} {_summary(entry)}" for name, entry in registry.items()]
         lines.append("")
     lines.append("Every key and its default: python experiments/run.py --cfg")
     return "\n".join(lines)
+
+
+def _plural(kind: str) -> str:
+    return kind + ("es" if kind.endswith("s") else "s")
 
 
 def _first_comment(path: Path) -> str:

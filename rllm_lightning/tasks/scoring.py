@@ -7,7 +7,7 @@ import re
 import unicodedata
 from typing import Literal
 
-Extract = Literal["response", "last_line", "answer_tags"]
+Extract = Literal["response", "last_line", "last_number", "answer_tags"]
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 # A sign counts where no operand stands before it, a comma between groups of three digits; "x2" and "v1.2.3" hold no number.
@@ -18,9 +18,12 @@ _NUMBER = re.compile(rf"(?<![\w.])(?:(?<![)\]])[-+−])?(?:{_DIGITS})(?:[eE][-+]
 def extract_answer(response: str, extract: Extract) -> str | None:
     """The answer in a response, without surrounding whitespace; None where there is none.
 
-    `"response"`: all of it. `"last_line"`: the last line that is not blank. `"answer_tags"`: what stands between the last
-    `<answer>` and `</answer>`.
+    `"response"`: all of it. `"last_line"`: the last line that is not blank. `"last_number"`: the last number, as it is written.
+    `"answer_tags"`: what stands between the last `<answer>` and `</answer>`.
     """
+    if extract == "last_number":
+        numbers = [match.group() for match in _NUMBER.finditer(response)]
+        return numbers[-1] if numbers else None
     if extract == "answer_tags":
         found = _TAGGED.findall(response)
         return found[-1].strip() if found else None

@@ -31,7 +31,7 @@ from rllm_lightning.trainer.data import check_dataset
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.module import UnifiedLightningModule
 from rllm_lightning.trainer.protocol import BackendProtocol
-from rllm_lightning.workflows.engine import constructor_arguments
+from rllm_lightning.workflows.engine import check_workflow_args
 from rllm_lightning.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class UnifiedTrainer:
             check_dataset(self.val_dataset, "val_dataset")
         elif self.cfg.rllm.trainer.val_only:
             raise ConfigError(["rllm.trainer.val_only: there is no val_dataset to validate on"])
-        _check_workflow_args(workflow_class, self.cfg.rllm.workflow.workflow_args | self.workflow_args)
+        check_workflow_args(workflow_class, self.cfg.rllm.workflow.workflow_args | self.workflow_args)
         resume = self.cfg.rllm.trainer.resume
         self.checkpoint = find_checkpoint(resume) if resume else None
         self.traj_grouping_hook = traj_grouping_hook or group_by_task_and_name
@@ -264,14 +264,3 @@ def _with_estimator_map(config: Config, given: dict[str, Any] | None) -> Config:
         plain = [str(part) for part in entry] if isinstance(entry, list | tuple) else str(entry)
         tree.rllm.algorithm.estimator_map = {**tree.rllm.algorithm.estimator_map, role: plain}
     return Config.from_config(tree)
-
-
-def _check_workflow_args(workflow_class: type[Workflow], given: Mapping[str, Any]) -> None:
-    known = set(constructor_arguments(workflow_class)) - {"rollout_engine", "executor"}
-    if unknown := sorted(set(given) - known):
-        raise ConfigError(
-            [
-                f"rllm.workflow.workflow_args.{name}: {workflow_class.__name__} has no such argument; it has: {', '.join(sorted(known))}"
-                for name in unknown
-            ]
-        )

@@ -14,7 +14,7 @@ import difflib
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,6 +47,24 @@ def constructor_arguments(workflow_cls: type[Workflow]) -> dict[str, inspect.Par
         if cls is Workflow or not any(p.kind is p.VAR_KEYWORD for p in own):
             break
     return found
+
+
+def check_workflow_args(workflow_cls: type[Workflow], given: Iterable[str]) -> None:
+    """Refuse keywords that a workflow's constructor does not have.
+
+    Raises:
+        ValueError: one line for each of them, with the closest match.
+    """
+    own = sorted(set(constructor_arguments(workflow_cls)) - {"rollout_engine", "executor"})
+    problems = []
+    for unknown in sorted(set(given) - set(own)):
+        close = difflib.get_close_matches(unknown, own, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ";"
+        problems.append(
+            f"rllm.workflow.workflow_args.{unknown}: {workflow_cls.__name__} has no such argument{hint} it has: {', '.join(own)}"
+        )
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 class UnifiedWorkflowEngine:
@@ -197,12 +215,8 @@ class UnifiedWorkflowEngine:
 
     def _first_workflow(self) -> Workflow:
         """Check the arguments by making the pool's first workflow, before anything expensive begins."""
-        name, known = self.workflow_cls.__name__, constructor_arguments(self.workflow_cls)
-        own = sorted(set(known) - {"rollout_engine", "executor"})
-        for unknown in sorted(set(self.workflow_args) - set(own)):
-            close = difflib.get_close_matches(unknown, own, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ";"
-            raise ValueError(f"rllm.workflow.workflow_args.{unknown}: {name} has no such argument{hint} it has: {', '.join(own)}")
+        name = self.workflow_cls.__name__
+        check_workflow_args(self.workflow_cls, self.workflow_args)
         try:
             workflow = self._build()
         except TypeError as error:

@@ -12,6 +12,8 @@ from rllm_lightning.tasks.scoring import exact_match, extract_answer, last_numbe
         ("response", "", ""),
         ("last_line", "Let me see.\n\n 42 \n\n", "42"),
         ("last_line", "  ", ""),
+        ("last_number", "2 + 3 is 5.", "5"),
+        ("last_number", "five", None),
         ("answer_tags", "so <answer>41</answer>, no: <ANSWER>\n42 </answer>.", "42"),
         ("answer_tags", "42", None),
         ("answer_tags", "<answer>42", None),

@@ -558,7 +558,7 @@ def test_what_cannot_run_is_refused_before_anything_expensive(make_trainer):
         make_trainer(colour="red")
     with pytest.raises(ConfigError, match="use_rllm"):
         make_trainer(traj_group_adv_estimator_map={"solver": "rloo"})
-    with pytest.raises(ConfigError, match=r"workflow_args\.rewards"):
+    with pytest.raises(ValueError, match=r"workflow_args\.rewards"):
         make_trainer(workflow_args={"rewards": vowel_reward})
     with pytest.raises(ConfigError, match=r"rllm\.trainer\.resume"):
         make_trainer("rllm.trainer.resume=/nowhere.ckpt")
