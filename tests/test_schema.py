@@ -140,6 +140,12 @@ def test_a_mapping_of_free_keys_merges_too():
     }
 
 
+def test_text_over_an_untyped_mapping_merges_unless_it_stands_in_quotes():
+    base = {"optim.kwargs": {"t": {"a": 1}}}
+    assert merged(base, {"optim.kwargs.t": "{b: 2}"})["optim"]["kwargs"] == {"t": {"a": 1, "b": "2"}}
+    assert merged(base, {"optim.kwargs.t": Quoted("{b: 2}")})["optim"]["kwargs"] == {"t": "{b: 2}"}
+
+
 def test_keys_inside_a_mapping_keep_their_dots_and_sections_do_not():
     assert merged({"optim.kwargs": {"a.b": 1}, "optim": {"lr": 2}}) == {"optim": {"kwargs": {"a.b": 1}, "lr": 2}}
 
