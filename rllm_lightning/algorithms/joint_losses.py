@@ -156,7 +156,7 @@ def clip_cov(
     candidates_BT = mask_BT & ~clipped_BT & (cov_BT > cov_low) & (cov_BT < cov_high)
     rank_BT = candidates_BT.flatten().cumsum(0).view_as(mask_BT)
     num_candidates = candidates_BT.sum().clamp_min(1)
-    num_picked = torch.minimum(_share_of(mask_BT, fraction), num_candidates)
-    # the j-th of n candidates is picked where j·k/n passes a whole number: k of them, evenly spread
+    num_picked = _share_of(mask_BT, fraction)
+    # the j-th of n candidates is picked where j·k/n passes a whole number: k of them, evenly spread; all of them if k >= n
     picked_BT = candidates_BT & (rank_BT * num_picked // num_candidates > (rank_BT - 1) * num_picked // num_candidates)
     return torch.where(picked_BT, 0.0, -objective_BT), {"clip_frac": clipped_BT, "cov_frac": picked_BT}

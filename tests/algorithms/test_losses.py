@@ -92,12 +92,14 @@ def test_the_sequence_losses_use_the_mean_log_ratio_of_the_row():
     assert metrics == {"clip_frac": [[1.0, 0.0, 0.0]]}
 
 
-@pytest.mark.parametrize(("now", "old", "blocked"), [(0.0, 0.0, 0), (0.0, -1.0, 1), (-1.0, 0.0, 0)])
-def test_dppo_bears_probabilities_of_exactly_one(now, old, blocked):
-    loss, gradient, metrics = run("dppo", [[now]], [[old]], [[1.0]], divergence="kl", delta=0.05)
+@pytest.mark.parametrize(
+    ("now", "old", "advantage", "blocked"), [(0.0, 0.0, 1.0, 0), (0.0, -1.0, 1.0, 1), (-1.0, 0.0, 1.0, 0), (-1.0, 0.0, -1.0, 1)]
+)
+def test_dppo_bears_probabilities_of_exactly_one(now, old, advantage, blocked):
+    loss, gradient, metrics = run("dppo", [[now]], [[old]], [[advantage]], divergence="kl", delta=0.05)
     assert metrics == {"clip_frac": [[blocked]]}
-    assert loss[0][0] == pytest.approx(-math.exp(now - old))
-    assert gradient[0][0] == pytest.approx((blocked - 1) * math.exp(now - old))
+    assert loss[0][0] == pytest.approx(-advantage * math.exp(now - old))
+    assert gradient[0][0] == pytest.approx(-advantage * (1 - blocked) * math.exp(now - old))
 
 
 def test_a_row_without_tokens_has_ratio_one():
