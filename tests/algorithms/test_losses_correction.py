@@ -94,6 +94,12 @@ def test_equal_policies_have_weight_one_everywhere():
     assert not any(metrics[name].any() for name in ("kl_k1", "kl_k2", "kl_k3", "gap/max", "clip_frac"))
 
 
+def test_a_weight_at_the_cap_stays():
+    weights, metrics = rollout_correction_weights(TRAIN, TRAIN, MASK, "mask", "token", 1.0)
+    assert torch.equal(weights, MASK.float())
+    assert not metrics["clip_frac"].any()
+
+
 def test_weights_are_constants_in_float32():
     train = torch.tensor([[-1.0]], dtype=torch.bfloat16, requires_grad=True)
     weights, metrics = rollout_correction_weights(train, torch.tensor([[-1.5]]), torch.ones(1, 1), "tis", "token", 2.0)

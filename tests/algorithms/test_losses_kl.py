@@ -118,7 +118,9 @@ def test_an_unknown_estimator_names_the_key():
 def test_drift_before_any_update_is_ratio_one_and_divergence_zero():
     """B17: the ratio is 1, approx KL 0 (not -1, which the mean of -ratio would be)."""
     logprobs, mask = torch.tensor([[-1.0, -2.0, torch.nan]]), torch.tensor([[1, 1, 0]])
-    totals = metric_totals(drift_metrics(logprobs, logprobs, mask), mask)
+    metrics = drift_metrics(logprobs, logprobs, mask)
+    assert not any(value[0, 2] for value in metrics.values())
+    totals = metric_totals(metrics, mask)
     assert {name: total.item() for name, total in totals.items()} == {"approx_kl": 0.0, "ratio": 2.0, "ratio_gap/max": 0.0}
 
 
