@@ -66,7 +66,10 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(to_plain(key)): to_plain(item) for key, item in value.items()}
     if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray | memoryview):
-        return [to_plain(item) for item in value]
+        items, kinds = list(value), set(map(type, value))
+        if kinds <= {int} or (kinds == {float} and all(map(math.isfinite, items))):  # token ids, log-probs: long, and as they should be
+            return items
+        return [to_plain(item) for item in items]
     if hasattr(value, "detach") and hasattr(value, "tolist"):  # a torch tensor, without importing torch
         return to_plain(value.detach().tolist())
     return repr(value)
