@@ -26,6 +26,13 @@ import numpy as np
 from rllm_lightning.algorithms.ragged import Array
 from rllm_lightning.types import Step, Trajectory, TrajectoryGroup
 
+# The needs that only a workflow can meet, and how; the trainer looks after all others.
+FROM_WORKFLOW = {
+    "reward_components": 'trajectory.info["rewards"], a dict of name -> number (a reward function: RewardOutput.metadata["rewards"])',
+    "state_keys": 'step.info["state_key"], anything hashable that is equal for equal states',
+    "teacher_logprobs": 'step.info["teacher_logprobs"], one number for each response token',
+}
+
 Groups = Sequence[TrajectoryGroup]
 
 

@@ -16,10 +16,13 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 
+from rllm_lightning.algorithms.needs import FROM_WORKFLOW
 from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name
-from rllm_lightning.config import Config, ConfigError, as_dict_config
+from rllm_lightning.config import AlgorithmConfig, Config, ConfigError, as_dict_config
+from rllm_lightning.registry import ESTIMATORS
 from rllm_lightning.tracking.report import write_report
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.summary import RunSummary, status_of
@@ -83,12 +86,15 @@ class UnifiedTrainer:
             check_dataset(self.val_dataset, "val_dataset")
         elif self.cfg.rllm.trainer.val_only:
             raise ConfigError(["rllm.trainer.val_only: there is no val_dataset to validate on"])
-        check_workflow_args(workflow_class, self.cfg.rllm.workflow.workflow_args | self.workflow_args)
+        all_args = self.cfg.rllm.workflow.workflow_args | self.workflow_args
+        check_workflow_args(workflow_class, all_args)
+        _check_needs(self.cfg.rllm.algorithm, workflow_class, all_args.get("reward_function"))
         resume = self.cfg.rllm.trainer.resume
         self.checkpoint = find_checkpoint(resume) if resume else None
         self.traj_grouping_hook = traj_grouping_hook or group_by_task_and_name
         self.backend = backend_cls(self.config, **(backend_args or {}))
         self.backend.validate_config()
+        self.lightning = _lightning_trainer(self.cfg)
         self.stop = StopSignal()
         self.module: UnifiedLightningModule | None = None
         self.run_directory: RunDirectory | None = None
@@ -150,11 +156,11 @@ class UnifiedTrainer:
                     self.traj_grouping_hook,
                 )
                 self.stop.check()
-                trainer = self._lightning_trainer(trackers, run)
+                self.lightning.loggers = trackers
                 with warnings.catch_warnings():
                     for expected in EXPECTED_WARNINGS:
                         warnings.filterwarnings("ignore", expected)
-                    trainer.fit(self.module, ckpt_path=self.checkpoint)
+                    self.lightning.fit(self.module, ckpt_path=self.checkpoint)
                 if not self.cfg.rllm.trainer.val_only:
                     self.module.save_checkpoint()
                 self.stop.check()
@@ -186,32 +192,6 @@ class UnifiedTrainer:
         """That of the run to be continued, else a new one."""
         former = run_directory_of(self.checkpoint) if self.checkpoint else None
         return RunDirectory.open(former) if former else RunDirectory.create(self.cfg)
-
-    def _lightning_trainer(self, trackers: Sequence[Any], run: RunDirectory) -> L.Trainer:
-        settings = self.cfg.lightning
-        plugins: list[Any] = [AtomicCheckpointIO()]
-        if SLURMEnvironment.detect():
-            plugins.append(SLURMEnvironment(auto_requeue=False))  # its requeue saves in the middle of a batch
-        trainer = L.Trainer(
-            accelerator=settings.accelerator,
-            devices=settings.devices,
-            num_nodes=settings.num_nodes,
-            strategy=settings.strategy,
-            precision=settings.precision,  # type: ignore[arg-type]
-            logger=list(trackers),
-            plugins=plugins,
-            default_root_dir=run.path,
-            max_epochs=-1,  # the module stops after its own number of batches
-            use_distributed_sampler=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            inference_mode=False,
-        )
-        if trainer.world_size > 1:
-            raise ConfigError([f"lightning.devices: one process for now, got {trainer.world_size}; set lightning.devices=1"])
-        return trainer
 
     def _save_model(self, run: RunDirectory, trackers: Sequence[Any]) -> None:
         """The trained model in Hugging Face format."""
@@ -264,3 +244,52 @@ def _with_estimator_map(config: Config, given: dict[str, Any] | None) -> Config:
         plain = [str(part) for part in entry] if isinstance(entry, list | tuple) else str(entry)
         tree.rllm.algorithm.estimator_map = {**tree.rllm.algorithm.estimator_map, role: plain}
     return Config.from_config(tree)
+
+
+def _check_needs(algorithm: AlgorithmConfig, workflow_class: type[Workflow], reward_function: Any) -> None:
+    """Refuse an estimator that needs what neither the trainer nor the workflow supplies."""
+    provided = set(workflow_class.provides) | set(getattr(reward_function, "provides", ()))
+    problems = [
+        f"rllm.algorithm.adv_estimator: {name!r} needs {need}, which {workflow_class.__name__} does not provide; "
+        f"put it into {FROM_WORKFLOW[need]}, and name it in `{workflow_class.__name__}.provides`"
+        for name in dict.fromkeys([algorithm.estimator_of(""), *map(algorithm.estimator_of, algorithm.estimator_map)])
+        for need in ESTIMATORS.get(name).needs
+        if need in FROM_WORKFLOW and need not in provided
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _lightning_trainer(config: Config) -> L.Trainer:
+    """Lightning's trainer as the module wants it: it counts, validates, logs and saves by itself.
+
+    Raises:
+        ConfigError: Lightning refuses what stands under `lightning`, or it means several processes.
+    """
+    settings = config.lightning
+    plugins: list[Any] = [AtomicCheckpointIO()]
+    if SLURMEnvironment.detect():
+        plugins.append(SLURMEnvironment(auto_requeue=False))  # its requeue saves in the middle of a batch
+    try:
+        trainer = L.Trainer(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            strategy=settings.strategy,
+            precision=settings.precision,  # type: ignore[arg-type]
+            plugins=plugins,
+            logger=False,
+            max_epochs=-1,  # the module stops after its own number of batches
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            inference_mode=False,
+        )
+    except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError([f"lightning.devices, .accelerator, .strategy or .precision: Lightning refuses {settings}: {reason}"]) from error
+    if trainer.world_size > 1:
+        raise ConfigError([f"lightning.devices: one process for now, got {trainer.world_size}; set lightning.devices=1"])
+    return trainer

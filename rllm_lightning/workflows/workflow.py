@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from copy import deepcopy
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from rllm_lightning.rollout.engine import RolloutEngine
 from rllm_lightning.types import Episode, Step, TerminationEvent, TerminationReason, Trajectory
@@ -70,7 +70,12 @@ class Workflow(ABC):
     Raises:
         TypeError: an argument that no class on the way here took (a misspelt one would be lost otherwise).
         ValueError: `timeout` is not above 0.
+
+    `provides` names what its trajectories carry for estimators that need more than a reward (`algorithms.needs.FROM_WORKFLOW`).
+    A reward function that puts it into `RewardOutput.metadata` says so by an attribute of the same name.
     """
+
+    provides: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,

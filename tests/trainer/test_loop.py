@@ -12,7 +12,7 @@ import torch
 from rllm_lightning.config import ConfigError
 from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.interruption import Interrupted
-from rllm_lightning.types import TerminationEvent, TerminationReason
+from rllm_lightning.types import RewardOutput, TerminationEvent, TerminationReason
 from rllm_lightning.workflows.single_turn import SingleTurnWorkflow
 from rllm_lightning.workflows.workflow import Workflow
 from tests.trainer.conftest import Run, make_tasks, vowel_reward
@@ -564,6 +564,28 @@ def test_what_cannot_run_is_refused_before_anything_expensive(make_trainer):
         make_trainer("rllm.trainer.resume=/nowhere.ckpt")
     with pytest.raises(ConfigError, match="val_only"):
         make_trainer("rllm.trainer.val_only=true")
+
+
+def test_a_switch_that_is_documented_does_something(fit):
+    """B48: rllm.algorithm.norm_adv_by_std_in_grpo=false leaves the std out of the run's advantages."""
+    with_std = fit("rllm.trainer.total_batches=1", "data.max_response_length=12").rows[0]
+    without = fit("rllm.trainer.total_batches=1", "data.max_response_length=12", "rllm.algorithm.norm_adv_by_std_in_grpo=false").rows[0]
+    assert with_std["reward/solver/max"] == without["reward/solver/max"]
+    assert without["advantage/solver/max"] < with_std["advantage/solver/max"]
+
+
+def test_what_a_workflow_provides_an_estimator_can_use(fit):
+    """gdpo needs a reward vector: refused at the start where nobody provides it, at work where the reward function says it does."""
+
+    def two_rewards(task, response):
+        letters = vowel_reward(task, response)
+        return RewardOutput(letters, metadata={"rewards": {"letters": letters, "short": 1.0 / (1 + len(response))}})
+
+    args = ("rllm.trainer.total_batches=1", "rllm.algorithm.adv_estimator=gdpo")
+    with pytest.raises(ConfigError, match=r"'gdpo' needs reward_components, which SingleTurnWorkflow does not provide"):
+        fit(*args, reward=two_rewards)
+    two_rewards.provides = {"reward_components"}
+    assert fit(*args, reward=two_rewards).rows[0]["advantage/solver/std"] > 0
 
 
 def test_the_estimator_map_gives_a_role_its_estimator(fit):

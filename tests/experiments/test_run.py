@@ -1,0 +1,221 @@
+"""`python experiments/run.py`: exit codes, messages, presets, and every estimator and loss through the main job."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import run as run_script
+from rllm_lightning.config import load_config
+from rllm_lightning.registry import ESTIMATORS, LOSSES
+from tests.tracking.offline import offline_run
+
+ROOT = Path(__file__).parents[2]
+QUICK = [
+    "task.dataset=spell_backward",
+    "task.params={min_word_len: 3, max_word_len: 4}",
+    "task.train_size=8",
+    "task.val_size=2",
+    "warm_start.steps=0",
+    "rllm.rollout.n=2",
+    "data.train_batch_size=2",
+    "data.max_response_length=4",
+    "rllm.trainer.total_batches=2",
+    "rllm.trainer.test_freq=-1",
+    "rllm.trainer.val_before_train=false",
+    "rllm.trainer.logger=[csv]",
+    "rllm.episode_logging.log_episodes=false",
+]
+CONFIGS = sorted(run_script.CONFIGS.glob("*.yaml"))
+
+
+@pytest.fixture
+def run(tmp_path, capfd):
+    """Run the command in this process: its exit code, its output, its error output, its run directory."""
+
+    def call(*argv):
+        code = run_script.main([*QUICK, f"run_root={tmp_path}", *argv])
+        out, err = capfd.readouterr()
+        folders = sorted((tmp_path / "rllm-lightning").glob("*")) if (tmp_path / "rllm-lightning").is_dir() else []
+        return code, out, err, folders[-1] if folders else None
+
+    return call
+
+
+def rows_of(folder):
+    with open(folder / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ----------------------------------------------------------------------------------------------------------- what can be run
+
+# needs that the main job's workflow does not supply, and the key that the refusal names
+UNSUPPLIED = {"gdpo": "reward_components", "gigpo": "state_keys", "distill": "teacher_logprobs"}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS.names())
+def test_every_estimator_runs_two_steps_of_the_main_job_or_says_what_it_lacks(run, name):
+    code, _, err, folder = run(f"rllm.algorithm.adv_estimator={name}", "rllm.algorithm.loss_fn=importance_sampling")
+    if name in UNSUPPLIED:
+        assert code == 2
+        assert folder is None
+        assert UNSUPPLIED[name] in err
+        assert name in err
+        return
+    assert code == 0, err
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["estimator"], summary["loss_fn"], summary["status"], summary["steps"]) == (name, "importance_sampling", "done", 2)
+    assert [float(row["optim/grad_norm"]) >= 0 for row in rows_of(folder)] == [True, True]
+
+
+@pytest.mark.parametrize("name", LOSSES.names())
+def test_every_loss_runs_two_steps_of_the_main_job(run, name):
+    code, _, err, folder = run(
+        f"rllm.algorithm.loss_fn={name}", "rllm.algorithm.adv_estimator=reinforce", "training.num_epochs_per_batch=2"
+    )
+    assert code == 0, err
+    assert json.loads((folder / "summary.json").read_text())["loss_fn"] == name
+    assert float(rows_of(folder)[-1]["optim/steps"]) == 4
+
+
+def test_an_estimator_of_the_users_own_runs(run, tmp_path, monkeypatch):
+    """B49: registered in a plugin, chosen by its name, never collapsed to `other`."""
+    (tmp_path / "my_estimators.py").write_text(
+        "from rllm_lightning import register_rllm_adv_estimator\n"
+        "@register_rllm_adv_estimator('my_adv')\n"
+        "def my_adv(rewards, scale=2.0, **kwargs):\n"
+        "    advantages = [scale * (r - r.max()) for r in rewards]\n"
+        "    return advantages, advantages\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, _, err, folder = run(
+        "plugins=[my_estimators]", "rllm.algorithm.adv_estimator=my_adv", "rllm.algorithm.estimator_kwargs={scale: 3}"
+    )
+    assert code == 0, err
+    assert json.loads((folder / "summary.json").read_text())["estimator"] == "my_adv"
+    assert max(float(row["advantage/solver/max"]) for row in rows_of(folder)) <= 0
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_preset_loads(path):
+    config = load_config([path.stem], run_script.CONFIGS)
+    assert config.rllm.trainer.experiment_name
+
+
+def test_help_lists_everything_with_its_formula(capfd):
+    assert run_script.main(["--help"]) == 0
+    text = capfd.readouterr().out
+    for registry in (ESTIMATORS, LOSSES):
+        for name, entry in registry.items():
+            assert f"  {name} " in text
+            assert entry.formula in text
+    assert "single_turn" in text
+    assert "spell" in text
+
+
+def test_cfg_prints_a_config_that_loads_to_the_same(capfd, tmp_path):
+    assert run_script.main([*QUICK, "--cfg"]) == 0
+    printed = capfd.readouterr().out
+    (tmp_path / "again.yaml").write_text(printed)
+    assert run_script.main([str(tmp_path / "again.yaml"), "--cfg"]) == 0
+    assert capfd.readouterr().out == printed
+
+
+# ------------------------------------------------------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("rllm.algorithm.adv_estimatr=rloo", ["adv_estimatr", "did you mean", "adv_estimator"]),
+        ("rllm.algorithm.adv_estimator=grpoo", ["rllm.algorithm.adv_estimator", "grpoo", "rloo", "did you mean"]),
+        ("rllm.algorithm.loss_fn=pppo", ["rllm.algorithm.loss_fn", "ppo"]),
+        ("training.learning_rate=abc", ["training.learning_rate", "number", "abc"]),
+        ("data.train_batch_size=0", ["data.train_batch_size"]),
+        ("nosuchpreset", ["nosuchpreset", "default"]),
+        ("model.name=builtin:huge", ["model.name", "builtin:tiny"]),
+        ("model.name=nobody/no-such-model-here", ["model.name", "nobody/no-such-model-here"]),
+        ("model.name=/does/not/exist", ["model.name"]),
+        ("task.dataset=spell_backwards", ["task.dataset", "spell_backward"]),
+        ("plugins=[no_such_plugin]", ["plugins", "no_such_plugin"]),
+        ("rllm.trainer.resume=/nowhere", ["rllm.trainer.resume"]),
+        ("rllm.trainer.logger=[csw]", ["rllm.trainer.logger", "csv"]),
+        ("lightning.devices=many", ["lightning.devices"]),
+    ],
+)
+def test_a_mistake_is_one_clear_message_and_exit_code_2(run, argument, words):
+    code, out, err, folder = run(argument)
+    assert code == 2, (out, err)
+    for word in words:
+        assert word in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) <= 2
+    assert folder is None  # nothing was begun
+
+
+def test_all_mistakes_are_named_at_once(run):
+    code, _, err, _ = run("data.train_batch_size=0", "training.learning_rate=abc", "rllm.algorithm.adv_estimator=grpoo", "colour=red")
+    assert code == 2
+    for key in ("data.train_batch_size", "training.learning_rate", "rllm.algorithm.adv_estimator", "colour"):
+        assert key in err
+
+
+# ----------------------------------------------------------------------------------------------------------------- processes
+
+
+def start(tmp_path, *argv, **kwargs):
+    return subprocess.Popen(
+        [sys.executable, "experiments/run.py", *QUICK, f"run_root={tmp_path}", *argv],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_leaves_everything_in_order(tmp_path, signum):
+    """A loadable checkpoint, a complete metrics.csv, a W&B run that ended with the exit code; and it goes on from there."""
+    process = start(tmp_path, "rllm.trainer.total_batches=100000", "rllm.trainer.logger=[csv,wandb]")
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = list(tmp_path.glob("rllm-lightning/*/metrics.csv"))
+        if found and len(found[0].read_text().splitlines()) >= 4:
+            break
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    os.kill(process.pid, signum)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum, err
+    assert "Traceback" not in err
+    folder = found[0].parent
+    steps = [int(row["step"]) for row in rows_of(folder)]
+    assert steps == list(range(1, steps[-1] + 1))
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["rllm_lightning"]["global_step"] == steps[-1]
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    rows, exit_code = offline_run(folder / "wandb")
+    assert [row["train/global_step"] for row in rows] == steps
+    assert exit_code == 128 + signum
+
+    resumed = start(tmp_path, f"rllm.trainer.resume={folder}", f"rllm.trainer.total_batches={steps[-1] + 2}")
+    _, err = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, err
+    assert [int(row["step"]) for row in rows_of(folder)] == list(range(1, steps[-1] + 3))
+
+
+def test_a_bad_configuration_fails_before_torch_is_used(tmp_path):
+    """Neither a model nor a run directory is made; that this takes under 3 seconds is a matter of what is imported."""
+    process = start(tmp_path, "data.train_batch_size=-1", "rllm.algorithm.adv_estimator=grpoo")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.count("\n") == 2
+    assert not list(tmp_path.iterdir())
