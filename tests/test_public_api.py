@@ -167,7 +167,7 @@ def test_a_public_name_is_the_same_in_its_module_and_in_the_package(module, name
 
 def test_every_exported_name_exists_and_is_listed():
     for name in rllm_lightning.__all__:
-        getattr(rllm_lightning, name)
+        assert getattr(rllm_lightning, name) is vars(rllm_lightning)[name]  # loaded once, then a plain attribute
     assert set(rllm_lightning.__all__) <= set(dir(rllm_lightning))
     with pytest.raises(AttributeError, match="has no attribute 'Stepp'"):
         _ = rllm_lightning.Stepp
