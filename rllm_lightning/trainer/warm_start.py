@@ -31,55 +31,70 @@ from rllm_lightning.workflows.single_turn import chat_of
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # raise when the procedure changes, so that what the cache holds is not taken for its result
+VERSION = 2  # raise when the procedure changes, so that what the cache holds is not taken for its result
+STREAM = 1  # apart from the order in which the tasks are trained on later
+
+Example = tuple[list[dict[str, Any]], str]  # a chat and its solution
 
 
 def warm_start(policy: Policy, dataset: Sequence[dict[str, Any]], config: Config) -> None:
     """Train `policy` in place for `warm_start.steps` steps on the solutions of `dataset`, or load the result of an earlier time.
 
     Raises:
-        ConfigError: a task has no `solution`.
+        ConfigError: a task has no `solution`, or the chat template writes answers in a way that cannot be taught.
     """
-    rows = solution_rows(policy, dataset, config)
+    settings = config.warm_start
+    examples = draw_examples(dataset, settings.steps * settings.batch_size, config)
     weights = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    path = cache_folder() / "warm_start" / f"{_fingerprint(weights, rows, config)}.safetensors"
+    path = cache_folder() / "warm_start" / f"{_fingerprint(policy, weights, examples, config)}.safetensors"
     if path.is_file():
         for name, value in load_file(path).items():
             weights[name].data.copy_(value)
         return
-    logger.info("warm start: %d supervised steps on %d solutions", config.warm_start.steps, len(rows))
-    _train(policy, rows, config)
+    logger.info("warm start: %d supervised steps", settings.steps)
+    _train(policy, examples, config)
     _save(weights, path)
 
 
-def solution_rows(policy: Policy, dataset: Sequence[dict[str, Any]], config: Config) -> list[Row]:
-    """Each task's chat and its solution, up to and including the end token, as a training row."""
+def draw_examples(dataset: Sequence[dict[str, Any]], count: int, config: Config) -> list[Example]:
+    """`count` chats with their solutions: epoch after epoch, each in an order of its own."""
+    system_prompt = config.rllm.workflow.workflow_args.get("system_prompt")
+    examples: list[Example] = []
+    for epoch in range(-(-count // len(dataset))):
+        order = np.random.default_rng([config.seed, epoch, STREAM]).permutation(len(dataset))
+        for index in order[: count - len(examples)]:
+            task = dataset[int(index)]
+            if not isinstance(task.get("solution"), str):
+                raise ConfigError(
+                    [f"warm_start.steps: task {task.get('id')!r} has no `solution` text to learn from; set warm_start.steps=0"]
+                )
+            examples.append((chat_of(task, system_prompt), task["solution"]))
+    return examples
+
+
+def solution_row(chat: Chat, stop_ids: frozenset[int], example: Example) -> Row:
+    """A chat and its solution, up to and including the end token, as a training row."""
+    messages, solution = example
+    prompt = chat.render(messages)
+    whole = chat.render([*messages, {"role": "assistant", "content": solution}], for_answer=False)
+    if not whole.startswith(prompt):
+        raise ConfigError(["warm_start.steps: the chat template writes an answer differently from its prompt; set warm_start.steps=0"])
+    answer = chat.encode(whole[len(prompt) :])
+    end = next((position + 1 for position, token in enumerate(answer) if token in stop_ids), len(answer))
+    return Row(Step(prompt_ids=chat.encode(prompt), response_ids=answer[:end]), 0, 0, "", None)
+
+
+def _train(policy: Policy, examples: Sequence[Example], config: Config) -> None:
+    settings, loss = config.warm_start, LOSSES.get("cross_entropy")
     chat = Chat(policy.tokenizer)
     stop_ids = chat.stop_ids(policy.model.generation_config)
-    system_prompt = config.rllm.workflow.workflow_args.get("system_prompt")
-    rows = []
-    for index, task in enumerate(dataset):
-        if not isinstance(task.get("solution"), str):
-            raise ConfigError([f"warm_start.steps: task {task.get('id')!r} has no `solution` text to learn from; set warm_start.steps=0"])
-        messages = chat_of(task, system_prompt)
-        prompt = chat.render(messages)
-        whole = chat.render([*messages, {"role": "assistant", "content": task["solution"]}], for_answer=False)
-        if not whole.startswith(prompt):
-            raise ConfigError(["warm_start.steps: the chat template writes an answer differently from its prompt; set warm_start.steps=0"])
-        answer = chat.encode(whole[len(prompt) :])
-        end = next((position + 1 for position, token in enumerate(answer) if token in stop_ids), len(answer))
-        rows.append(Row(Step(prompt_ids=chat.encode(prompt), response_ids=answer[:end]), index, index, "", None))
-    return rows
-
-
-def _train(policy: Policy, rows: Sequence[Row], config: Config) -> None:
-    settings, loss = config.warm_start, LOSSES.get("cross_entropy")
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     former, policy.temperature = policy.temperature, 1.0
     with torch.enable_grad(), policy.training_mode():
         for step in range(settings.steps):
-            batch = _draw(rows, settings.batch_size, config.seed, step)
+            drawn = examples[step * settings.batch_size : (step + 1) * settings.batch_size]
+            batch = [solution_row(chat, stop_ids, example) for example in drawn]
             weight = 1.0 / sum(len(row.response_ids) for row in batch)
             for micro in policy.micro_batches(batch, config.training.micro_batch_tokens):
                 logprobs_BT = policy(micro).logprobs
@@ -93,17 +108,6 @@ def _train(policy: Policy, rows: Sequence[Row], config: Config) -> None:
     policy.temperature = former
 
 
-def _draw(rows: Sequence[Row], size: int, seed: int, step: int) -> list[Row]:
-    """The batch of a step: epoch after epoch, each in an order of its own."""
-    chosen: list[Row] = []
-    for number in range(step * size, (step + 1) * size):
-        epoch, position = divmod(number, len(rows))
-        if position == 0 or not chosen:
-            order = np.random.default_rng([seed, epoch]).permutation(len(rows))
-        chosen.append(rows[int(order[position])])
-    return chosen
-
-
 def _factor(step: int, steps: int) -> float:
     """Linear warm-up over a tenth of the steps, then cosine down to a tenth."""
     warmup = max(1, steps // 10)
@@ -112,11 +116,12 @@ def _factor(step: int, steps: int) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def _fingerprint(weights: Mapping[str, torch.Tensor], rows: Sequence[Row], config: Config) -> str:
-    digest = hashlib.sha256()
-    settings = (VERSION, torch.__version__, config.warm_start, config.seed, config.training.micro_batch_tokens, config.model)
-    digest.update(repr(settings).encode())
-    digest.update(repr([(row.prompt_ids, row.response_ids) for row in rows]).encode())
+def _fingerprint(policy: Policy, weights: Mapping[str, torch.Tensor], examples: Sequence[Example], config: Config) -> str:
+    """Of everything that shapes the result."""
+    training = config.training
+    settings = (VERSION, torch.__version__, config.warm_start, training.micro_batch_tokens, training.tree, config.model)
+    digest = hashlib.sha256(repr((settings, policy.tokenizer.chat_template, policy.tokenizer.get_vocab())).encode())
+    digest.update(repr(examples).encode("utf-8", "surrogatepass"))
     for name, weight in sorted(weights.items()):
         digest.update(name.encode())
         digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
