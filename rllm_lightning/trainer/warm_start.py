@@ -120,7 +120,7 @@ def _fingerprint(policy: Policy, weights: Mapping[str, torch.Tensor], examples: 
     """Of everything that shapes the result."""
     training = config.training
     settings = (VERSION, torch.__version__, config.warm_start, training.micro_batch_tokens, training.tree, config.model)
-    digest = hashlib.sha256(repr((settings, policy.tokenizer.chat_template, policy.tokenizer.get_vocab())).encode())
+    digest = hashlib.sha256(repr((settings, policy.tokenizer.chat_template, sorted(policy.tokenizer.get_vocab().items()))).encode())
     digest.update(repr(examples).encode("utf-8", "surrogatepass"))
     for name, weight in sorted(weights.items()):
         digest.update(name.encode())

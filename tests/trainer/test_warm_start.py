@@ -47,7 +47,7 @@ def logprob_of_solutions(policy, tasks):
 def test_the_policy_learns_the_solutions_and_their_end():
     policy, tasks = policy_of(), make_tasks(4)
     before = logprob_of_solutions(policy, tasks)
-    warm_start(policy, tasks, typed())
+    warm_start(policy, tasks, typed("warm_start.steps=80"))
     assert before < -5  # two tokens of about log(1/100) each
     assert logprob_of_solutions(policy, tasks) > -0.5
 
