@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from rllm_lightning import schema, values
-from rllm_lightning.config import Config
+from rllm_lightning.config import Config, ConfigError
 from rllm_lightning.tracking.secrets import scrub
 
 MAX_NAME_BYTES = 120  # file systems allow 255 bytes a name; the id and suffixes of files inside need some
@@ -37,7 +37,7 @@ class RunDirectory:
         """Make the directory of a new run and write its `config.yaml`.
 
         Raises:
-            ValueError: no directory can be made under `run_root`.
+            ConfigError: no directory can be made under `run_root`.
         """
         trainer = config.rllm.trainer
         root = Path(config.run_root).expanduser().absolute()
@@ -47,7 +47,8 @@ class RunDirectory:
             run = cls(_make_exclusively(project, safe_name(trainer.experiment_name)))
             atomic_write(run.config_yaml, config_text(config))
         except OSError as error:
-            raise ValueError(f"run_root: cannot make a run directory under {str(root)!r} ({error}); choose a writable folder") from error
+            problem = f"run_root: cannot make a run directory under {str(root)!r} ({error}); choose a writable folder"
+            raise ConfigError([problem]) from error
         return run
 
     @classmethod

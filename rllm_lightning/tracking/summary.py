@@ -72,11 +72,12 @@ class RunSummary:
         self._num_tokens: Number | None = None
         self._earlier_s = 0.0
         self._start = time.monotonic()
+        self._begun = False
         self._git_commit = git_commit()
 
     def begin(self, step: int = 0) -> None:
         """Write the first summary. When a run resumes after `step`, its earlier metrics and time are taken up again."""
-        self._start = time.monotonic()
+        self._begun, self._start = True, time.monotonic()
         if step > 0 and self.run.metrics_csv.exists():
             for row in read_metrics(self.run.metrics_csv):
                 if (row_step := int(row.pop("step"))) <= step:
@@ -93,8 +94,12 @@ class RunSummary:
             self._write("running")
 
     def finish(self, status: Status) -> None:
-        """Write the last summary."""
-        self._write(status)
+        """Write the last summary. Where a run to be resumed failed before it began, what it came to earlier stays."""
+        if self._begun or not self.run.summary_json.exists():
+            self._write(status)
+        else:
+            earlier = json.loads(self.run.summary_json.read_text(encoding="utf-8"))
+            self._save(earlier | {"status": status})
 
     def _follow(self, metrics: Mapping[str, Number], step: int) -> None:
         update_courses(self.courses, metrics, step)
@@ -118,7 +123,10 @@ class RunSummary:
             "versions": versions(),
             "git_commit": self._git_commit,
         }
-        atomic_write(self.run.summary_json, json.dumps(scrub(to_plain(content)), indent=2, allow_nan=False) + "\n")
+        self._save(content)
+
+    def _save(self, content: dict[str, Any]) -> None:
+        atomic_write(self.run.summary_json, json.dumps(scrub(to_plain(content), keys=False), indent=2, allow_nan=False) + "\n")
 
 
 def versions() -> dict[str, str]:

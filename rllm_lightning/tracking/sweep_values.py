@@ -25,7 +25,7 @@ def check_swept_values(config: Config) -> None:
     """Compare `config` with the values that the sweep around this process issued. Without a sweep: nothing.
 
     Raises:
-        ValueError: a value differs, or a swept key is no key of the config; the message names each.
+        ConfigError: a value differs, or a swept key is no key of the config; the message names each.
     """
     if not (path := os.environ.get(SWEEP_VALUES)):
         return
@@ -35,21 +35,15 @@ def check_swept_values(config: Config) -> None:
     try:  # the swept values take the way of command-line arguments, so that `1e-3` or a nested mapping mean the same
         shown = load_config([json.dumps(used), json.dumps(swept)])
     except ConfigError as error:
-        raise ValueError(f"the sweep's parameters do not fit the configuration:\n{error}") from error
+        raise ConfigError(["the sweep's parameters do not fit the configuration:", *error.problems]) from error
     differing = [
         f"{key}: the sweep says {_select(shown, key)!r}, this run uses {_select(used, key)!r}"
         for key in _leaves(swept)
         if _select(shown, key) != _select(used, key)
     ]
     if differing:
-        raise ValueError(
-            "\n".join(
-                [
-                    *differing,
-                    "W&B would show the sweep's values: pass them on (command: [..., ${args_no_hyphens}]) and set nothing over them",
-                ]
-            )
-        )
+        hint = "W&B would show the sweep's values: pass them on (command: [..., ${args_no_hyphens}]) and set nothing over them"
+        raise ConfigError([*differing, hint])
 
 
 def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[str]:

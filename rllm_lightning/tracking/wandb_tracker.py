@@ -25,7 +25,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from rllm_lightning import schema
-from rllm_lightning.config import Config
+from rllm_lightning.config import Config, ConfigError
 from rllm_lightning.tracking.episode_rows import COLUMNS, episode_rows
 from rllm_lightning.tracking.metrics_table import as_numbers
 from rllm_lightning.tracking.run_directory import RunDirectory, safe_name
@@ -48,7 +48,7 @@ class WandbTracker(Tracker):
     """One W&B run, made when it is first needed, on rank 0 alone.
 
     Raises:
-        ValueError: `wandb.mode=online` without a login, or a sweep that shows other values than the config holds.
+        ConfigError: `wandb.mode=online` without a login, or a sweep that shows other values than the config holds.
     """
 
     def __init__(self, config: Config, run: RunDirectory):
@@ -197,12 +197,12 @@ def choose_mode(config: Config) -> str:
     """`online`, `offline` or `disabled`: the config's, else WANDB_MODE's, else online where there is a login.
 
     Raises:
-        ValueError: online is asked for without a login.
+        ConfigError: online is asked for without a login.
     """
     asked = config.wandb.mode or os.environ.get("WANDB_MODE")
     mode = MODES.get(asked, asked) if asked else "online" if is_logged_in() else "offline"
     if mode == "online" and not is_logged_in():
-        raise ValueError("wandb.mode: online needs a login; run `wandb login`, set WANDB_API_KEY, or choose offline")
+        raise ConfigError(["wandb.mode: online needs a login; run `wandb login`, set WANDB_API_KEY, or choose offline"])
     return mode
 
 

@@ -83,6 +83,7 @@ def test_truncating_a_table_that_does_not_exist_makes_none(path):
 
 def test_an_unfinished_last_line_is_dropped_and_the_table_goes_on(path):
     path.write_text("step,x\n0,0.5\n1,0.12")
+    assert read_metrics(path) == [{"step": 0, "x": 0.5}]
     table = MetricsTable(path)
     table.append(1, {"x": 0.125})
     assert read_metrics(path) == [{"step": 0, "x": 0.5}, {"step": 1, "x": 0.125}]

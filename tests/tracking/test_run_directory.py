@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rllm_lightning import schema
-from rllm_lightning.config import load_config
+from rllm_lightning.config import ConfigError, load_config
 from rllm_lightning.tracking import run_directory
 from rllm_lightning.tracking.run_directory import MAX_NAME_BYTES, RunDirectory, atomic_write, safe_name
 
@@ -88,7 +88,7 @@ def test_an_unusable_run_root_is_one_error_that_names_it(config, tmp_path, obsta
     blocked = tmp_path / "runs" if obstacle == "root" else tmp_path / "runs" / "demo"
     blocked.parent.mkdir(exist_ok=True)
     blocked.write_text("a file where a folder belongs")
-    with pytest.raises(ValueError, match=r"^run_root: ") as caught:
+    with pytest.raises(ConfigError, match=r"^run_root: ") as caught:
         RunDirectory.create(config)
     assert "\n" not in str(caught.value)
 
@@ -106,7 +106,7 @@ def test_the_written_config_loads_to_the_same_values(make_config):
             "lightning.devices": [0, 1],
         }
     )
-    config.wandb.tags = ["null", "true", "1.5", "a, b", "~", "{a: 1}"]
+    config.wandb.tags = ["null", "None", "true", "1.5", "inf", "a, b", "~", "{a: 1}"]
     again = load_config([str(RunDirectory.create(config).config_yaml)])
     assert again == schema.to_plain_tree(config)
     assert [type(value) for value in again.task.untyped.deep] == [int, str, float, str, bool, str]

@@ -115,6 +115,21 @@ def test_a_resumed_run_takes_up_metrics_and_time_and_forgets_the_steps_it_does_a
     assert read(run)["wall_time_s"] == 40.0
 
 
+def test_a_resumed_run_that_fails_before_it_begins_keeps_what_it_came_to(run, config):
+    first = RunSummary(run, config)
+    first.begin()
+    first.add({"val/x": 0.5}, 4)
+    first.finish("interrupted")
+    before = read(run)
+    RunSummary(run, config).finish("failed")
+    assert read(run) == before | {"status": "failed"}
+
+
+def test_a_new_run_that_fails_before_it_begins_has_a_summary(run, config):
+    RunSummary(run, config).finish("failed")
+    assert (read(run)["status"], read(run)["steps"]) == ("failed", 0)
+
+
 def test_validation_is_on_disk_before_the_end(run, config):
     follower = RunSummary(run, config)
     follower.begin()
@@ -128,6 +143,13 @@ def test_no_secret_reaches_the_summary(run, config, monkeypatch):
     config.rllm.trainer.experiment_name = "hf_0123456789"
     RunSummary(run, config).begin()
     assert read(run)["name"] == "***"
+
+
+def test_a_metric_about_a_secret_word_is_a_metric(run, config):
+    follower = RunSummary(run, config)
+    follower.begin()
+    follower.add({"val/secret_word/pass@1": 1}, 3)
+    assert read(run)["metrics"] == {"val/secret_word/pass@1": {"first": 1, "last": 1, "best": 1, "best_step": 3}}
 
 
 def test_the_commit_is_that_of_the_working_directory(tmp_path, monkeypatch):

@@ -103,6 +103,7 @@ class Counting(lightning.LightningModule):
         return None
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice on a module without optimizer and workers
 @pytest.mark.parametrize(
     ("error", "exit_code", "status"), [(None, 0, "done"), (ValueError("boom"), 1, "failed"), (SystemExit(143), 143, "interrupted")]
 )

@@ -11,6 +11,7 @@ import yaml
 from wandb.proto.wandb_internal_pb2 import Record
 
 from rllm_lightning import schema
+from rllm_lightning.config import ConfigError
 from rllm_lightning.tracking import wandb_tracker
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.wandb_tracker import STEP, WandbTracker, choose_mode, run_arguments, settings
@@ -271,7 +272,7 @@ def test_the_config_decides_over_the_environment_and_that_over_the_login(make_co
 
 def test_online_without_a_login_is_refused_at_once(make_config):
     config = make_config(**{"wandb.mode": "online"})
-    with pytest.raises(ValueError, match=r"^wandb\.mode: online needs a login"):
+    with pytest.raises(ConfigError, match=r"^wandb\.mode: online needs a login"):
         WandbTracker(config, RunDirectory.create(config))
 
 
@@ -393,7 +394,7 @@ def test_a_sweeps_values_are_those_the_run_uses(make_config, sweep):
 def test_a_run_that_would_be_shown_with_other_values_is_refused(make_config, sweep):
     sweep(**{"training.learning_rate": 1e-3, "rllm": {"algorithm": {"adv_estimator": "rloo"}}, "seed": 7})
     config = make_config(**{"rllm.algorithm.adv_estimator": "grpo", "training.learning_rate": 1e-4})
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ConfigError) as caught:
         WandbTracker(config, RunDirectory.create(config))
     lines = str(caught.value).splitlines()
     assert lines[0] == "training.learning_rate: the sweep says 0.001, this run uses 0.0001"
