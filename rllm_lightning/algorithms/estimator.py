@@ -43,7 +43,8 @@ class Estimator:
         formula: one line.
         scope: the smallest set of trajectories it must see at once. `role-batch` is the safe choice.
         per: what one advantage belongs to. For each group the function returns `trajectory`: one number a trajectory; `step`:
-            for each trajectory, one number a step; `token`: for each trajectory and step, one number a response token.
+            for each trajectory, one number a step; `token`: for each trajectory and step, one number a response token. None in
+            place of a group's advantages: it is not trained on.
         needs: which of `needs.NEEDS` it takes.
         kwargs: its own keywords, and `required`, those without a default.
         source: where the formula comes from.

@@ -125,3 +125,7 @@ def test_summaries_of_large_numbers_are_finite():
     metrics = reward_metrics("solver", [np.array([1.7e308, 1.7e308]), np.array([-1.7e308, -1.7e308])])
     assert metrics == {"reward/solver/mean": 0, "reward/solver/std": 1.7e308, "reward/solver/max": 1.7e308, "reward/solver/min": -1.7e308}
     assert advantage_metrics("solver", np.zeros(0)) == {}
+
+
+def test_an_advantage_below_1e_8_counts_as_0():
+    assert advantage_metrics("solver", np.array([0, 9e-9, -9e-9, 2e-8]))["advantage/solver/fraction_zero"] == 0.75
