@@ -39,6 +39,7 @@ def reasoning_gym(
     val_size: int = 100,
     extract: Extract = "response",
     instruction: str = "",
+    partial_credit: bool = True,
 ) -> TaskSet:
     """One data set of `reasoning_gym`. All questions are distinct, within and between training and validation.
 
@@ -55,6 +56,8 @@ def reasoning_gym(
         train_size, val_size: number of tasks.
         extract: where in a response the answer stands, see `scoring.extract_answer`.
         instruction: text put on a line of its own after each question.
+        partial_credit: the reward is the score; false: 1 for a correct answer, else 0. Some scorers give nearly full credit to
+            answers that are not correct (`spell_backward` to a right word with letters behind it), and a policy finds them.
 
     Raises:
         ValueError: an unknown data set or parameter (with the closest match), a value the data set does not take, or fewer
@@ -66,7 +69,7 @@ def reasoning_gym(
     start = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:4], "big") // 2
     entries = call("draw", dataset, params, start, train_size + val_size)
     ids = [f"{dataset}:val:{i}" for i in range(val_size)] + [f"{dataset}:train:{i}" for i in range(train_size)]
-    reward = ReasoningGymReward(dataset, params, dict(zip(ids, entries, strict=True)), extract)
+    reward = ReasoningGymReward(dataset, params, dict(zip(ids, entries, strict=True)), extract, partial_credit)
     tasks = [_task(task_id, entry, reward, instruction) for task_id, entry in reward.entries.items()]
     return TaskSet(tasks[val_size:], tasks[:val_size], reward)
 
@@ -93,6 +96,7 @@ class ReasoningGymReward:
     params: dict[str, Any]
     entries: dict[str, dict[str, Any]]
     extract: Extract
+    partial_credit: bool = True
 
     def __call__(self, task: dict[str, Any], response: str) -> RewardOutput:
         """The score of a response; without an answer where `extract` looks for it, 0.
@@ -110,4 +114,5 @@ class ReasoningGymReward:
         except WorkerError as error:
             logger.warning("%s: scoring %.80r failed (%s); it counts as wrong", task["id"], answer, error)
             return RewardOutput(0.0, is_correct=False, metadata={"scorer_error": str(error)})
-        return RewardOutput(value, is_correct=value >= 1.0)
+        is_correct = value >= 1.0
+        return RewardOutput(value if self.partial_credit else float(is_correct), is_correct=is_correct)

@@ -65,6 +65,14 @@ def test_partial_credit_is_a_reward_and_not_correct():
     assert reward.is_correct is False
 
 
+def test_without_partial_credit_only_a_correct_answer_is_rewarded():
+    tasks = reasoning_gym(0, dataset="spell_backward", train_size=1, val_size=0, partial_credit=False)
+    (task,) = tasks.train
+    assert tasks.reward_function(task, task["answer"]).reward == 1.0
+    almost = tasks.reward_function(task, task["answer"] + "x")  # the scorer gives .8, or 1 - 1e-16
+    assert (almost.reward, almost.is_correct) == (0.0, False)
+
+
 def test_an_answer_that_is_not_where_it_should_be_scores_zero():
     task_set = reasoning_gym(0, dataset="countdown", train_size=1, val_size=0, extract="answer_tags")
     reward = task_set.reward_function(task_set.train[0], task_set.train[0]["answer"])
