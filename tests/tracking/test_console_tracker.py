@@ -83,6 +83,7 @@ def test_lightnings_own_end_stops_the_live_line_and_no_more(make_tracker, clock,
     tracker.log_metrics({"reward/a/mean": 1.0}, 1)
     tracker.finalize(status)
     tracker.finalize(status)
+    assert tracker.console.file.getvalue().count("\x1b[?25h") == 1  # the cursor is back
     assert "metric" not in tracker.console.file.getvalue()
     tracker.close(130)
     assert "interrupted at step 1" in tracker.console.file.getvalue()

@@ -133,5 +133,6 @@ def test_a_resumed_run_continues_the_table(make_config, run):
         first.log_metrics({"a": float(step)}, step)
     (second,) = make_trackers(config, run)
     second.begin(2)
+    assert [row["a"] for row in read_metrics(run.metrics_csv)] == [1.0, 2.0]
     second.log_metrics({"a": 30.0}, 3)
     assert [row["a"] for row in read_metrics(run.metrics_csv)] == [1.0, 2.0, 30.0]
