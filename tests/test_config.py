@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rllm_lightning import schema
-from rllm_lightning.config import Config, load_config
-from rllm_lightning.registry import ENGINES, TASKS
+from rllm_lightning.config import Config, load_config, rLLMAdvantageEstimator
+from rllm_lightning.registry import ENGINES, ESTIMATORS, TASKS
 
 ROOT = Path(__file__).parent.parent
 READERS = [
@@ -34,6 +34,12 @@ def test_the_defaults_are_a_config_that_can_run():
     assert config.task.name in TASKS
     assert config.rollout_engine.name in ENGINES
     assert config.rllm.algorithm.estimator_of("") == "grpo"
+
+
+def test_the_enum_has_a_member_for_each_built_in_estimator():
+    members = {member.value for member in rLLMAdvantageEstimator if member is not rLLMAdvantageEstimator.OTHER}
+    ours = {name for name, entry in ESTIMATORS.items() if entry.function.__module__.startswith("rllm_lightning.")}
+    assert members == ours
 
 
 # Read inside the configuration: by should_mask and loss_of, an old home, modules to import; and rLLM's mode, of which one is left.
