@@ -207,10 +207,11 @@ class LightningBackend(BackendProtocol):
         assert self.policy is not None
         assert self.manual_backward is not None
         training, metrics = self.cfg.training, UpdateMetrics()
+        batch: TrainBatch = trainer_state.backend_batch.with_advantages()
         steps = 0
         for epoch in range(training.num_epochs_per_batch):
             key = (self.cfg.seed, trainer_state.global_step, epoch)
-            for rows in split_minibatches(trainer_state.backend_batch, training.num_minibatches, key):
+            for rows in split_minibatches(batch, training.num_minibatches, key):
                 update = MinibatchUpdate(rows, self.cfg, self.policy, self.manual_backward, metrics)
                 self.optimizer.zero_grad(set_to_none=True)
                 with self.policy.training_mode():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -52,8 +52,7 @@ class Row:
     def advantages(self) -> list[float]:
         """The step's advantage, one number for each response token."""
         advantage = self.step.advantage
-        if advantage is None:
-            return [0.0] * len(self.response_ids)
+        assert advantage is not None, "rows without an advantage are not trained on"
         if isinstance(advantage, list):
             assert len(advantage) == len(self.response_ids), "advantages are checked where they are computed"
             return advantage
@@ -67,6 +66,10 @@ class TrainBatch:
     rows: list[Row]
     num_groups: int = 0
     num_skipped_steps: int = 0  # steps without prompt or response tokens: nothing to train
+
+    def with_advantages(self) -> TrainBatch:
+        """Only the rows that the estimator gave an advantage (it may drop a group): the others count in no denominator."""
+        return replace(self, rows=[row for row in self.rows if row.step.advantage is not None])
 
 
 def make_train_batch(groups: Sequence[TrajectoryGroup]) -> TrainBatch:

@@ -33,6 +33,7 @@ from rllm_lightning.trainer.checkpoints import AtomicCheckpointIO, find_checkpoi
 from rllm_lightning.trainer.data import check_dataset
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.module import UnifiedLightningModule
+from rllm_lightning.trainer.precision import AUTO, FULL, choose_precision
 from rllm_lightning.trainer.protocol import BackendProtocol
 from rllm_lightning.workflows.engine import check_workflow_args
 from rllm_lightning.workflows.workflow import Workflow
@@ -94,7 +95,8 @@ class UnifiedTrainer:
         self.traj_grouping_hook = traj_grouping_hook or group_by_task_and_name
         self.backend = backend_cls(self.config, **(backend_args or {}))
         self.backend.validate_config()
-        self.lightning = _lightning_trainer(self.cfg)
+        given = self.cfg.lightning.precision
+        self.lightning = _lightning_trainer(self.cfg, FULL if given == AUTO else given)
         self.stop = StopSignal()
         self.module: UnifiedLightningModule | None = None
         self.run_directory: RunDirectory | None = None
@@ -156,6 +158,8 @@ class UnifiedTrainer:
                     self.traj_grouping_hook,
                 )
                 self.stop.check()
+                self._settle_precision()
+                summary.precision = self.lightning.precision
                 self.lightning.loggers = trackers
                 with warnings.catch_warnings():
                     for expected in EXPECTED_WARNINGS:
@@ -165,6 +169,14 @@ class UnifiedTrainer:
                     self.module.save_checkpoint()
                 self.stop.check()
                 self._save_model(run, trackers)
+
+    def _settle_precision(self) -> None:
+        """What `auto` means depends on the model, which is there only now."""
+        assert self.module is not None
+        if self.cfg.lightning.precision == AUTO:
+            precision = choose_precision(self.module.policy, self.lightning.strategy.root_device)
+            if precision != self.lightning.precision:
+                self.lightning = _lightning_trainer(self.cfg, precision)
 
     @contextlib.contextmanager
     def _closing(self, run: RunDirectory, trackers: Sequence[Any], summary: RunSummary) -> Iterator[None]:
@@ -260,7 +272,7 @@ def _check_needs(algorithm: AlgorithmConfig, workflow_class: type[Workflow], rew
         raise ConfigError(problems)
 
 
-def _lightning_trainer(config: Config) -> L.Trainer:
+def _lightning_trainer(config: Config, precision: str) -> L.Trainer:
     """Lightning's trainer as the module wants it: it counts, validates, logs and saves by itself.
 
     Raises:
@@ -276,7 +288,7 @@ def _lightning_trainer(config: Config) -> L.Trainer:
             devices=settings.devices,
             num_nodes=settings.num_nodes,
             strategy=settings.strategy,
-            precision=settings.precision,  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
             plugins=plugins,
             logger=False,
             max_epochs=-1,  # the module stops after its own number of batches

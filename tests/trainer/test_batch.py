@@ -26,7 +26,13 @@ def test_advantages_are_one_number_a_token():
     batch = make_train_batch([group_of(2, 3, 1)])
     batch.rows[0].step.advantage = 0.5
     batch.rows[1].step.advantage = [1.0, 2.0, 3.0]
-    assert [row.advantages for row in batch.rows] == [[0.5, 0.5], [1.0, 2.0, 3.0], [0.0]]
+    assert [row.advantages for row in batch.rows[:2]] == [[0.5, 0.5], [1.0, 2.0, 3.0]]
+
+
+def test_rows_whose_group_the_estimator_dropped_are_not_trained_on():
+    batch = make_train_batch([group_of(2, 3), group_of(1, task="u")])
+    batch.rows[0].step.advantage, batch.rows[1].step.advantage = 0.0, 1.0  # a zero is an advantage, and counts in the denominators
+    assert batch.with_advantages().rows == batch.rows[:2]
 
 
 def test_minibatches_hold_whole_groups_and_every_row_once():

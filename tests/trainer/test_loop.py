@@ -600,6 +600,14 @@ def test_the_estimator_map_gives_a_role_its_estimator(fit):
     assert list(with_map) == ["reinforce", "importance_sampling"]
 
 
+def test_a_dropped_group_counts_in_no_denominator(fit):
+    """Groups of one under singleton=drop: nothing is left to train, and the optimizer takes no step."""
+    args = ("rllm.trainer.total_batches=1", "rllm.rollout.n=1", "rllm.algorithm.adv_estimator=dr_grpo")
+    run = fit(*args, "rllm.algorithm.estimator_kwargs.singleton=drop")
+    assert run.rows[0]["actor/skipped"] == 1.0  # every group has one member
+    assert fit(*args).rows[0]["actor/skipped"] == 0.0
+
+
 def test_a_users_grouping_is_used(fit):
     from rllm_lightning.types import TrajectoryGroup
 
