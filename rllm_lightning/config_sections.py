@@ -123,7 +123,7 @@ class LightningConfig:
     devices: int | str | list[int] = "auto"  # number of processes a node, or a list of device indices
     num_nodes: int = 1
     strategy: str = "auto"
-    precision: str = "32-true"
+    precision: str = "auto"  # of the update's matrix products: auto (bf16-mixed where the hardware is made for it), or one of Lightning's
 
 
 @dataclass

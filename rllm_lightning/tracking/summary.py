@@ -69,6 +69,7 @@ class RunSummary:
         self.config = config
         self.courses: dict[str, Course] = {}
         self.num_steps = 0
+        self.precision: str | None = None  # that the policy is trained in, once it is known
         self._num_tokens: Number | None = None
         self._earlier_s = 0.0
         self._start = time.monotonic()
@@ -116,6 +117,7 @@ class RunSummary:
             "seed": self.config.seed,
             "estimator": algorithm.estimator_of(""),
             "loss_fn": algorithm.loss_of(""),
+            "precision": self.precision,
             "steps": self.num_steps,
             "wall_time_s": wall_time_s,
             "tokens_per_s": self._num_tokens / wall_time_s if self._num_tokens and wall_time_s > 0 else None,

@@ -36,14 +36,16 @@ def test_exit_codes_have_their_status(exit_code, status):
 
 def test_it_says_what_ran_and_on_what(run, config):
     follower = RunSummary(run, config)
+    follower.precision = "32-true"
     follower.begin()
     content = read(run)
-    assert {key: content[key] for key in ("name", "id", "seed", "estimator", "loss_fn", "steps")} == {
+    assert {key: content[key] for key in ("name", "id", "seed", "estimator", "loss_fn", "precision", "steps")} == {
         "name": "first",
         "id": run.id,
         "seed": 7,
         "estimator": "grpo",
         "loss_fn": "ppo",
+        "precision": "32-true",
         "steps": 0,
     }
     assert {"python", "torch", "lightning", "rllm-lightning"} <= content["versions"].keys()
