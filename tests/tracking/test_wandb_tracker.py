@@ -1,20 +1,18 @@
 import json
 import os
-import struct
 import subprocess
 import sys
-import zlib
 
 import pytest
 import wandb
 import yaml
-from wandb.proto.wandb_internal_pb2 import Record
 
 from rllm_lightning import schema
 from rllm_lightning.config import ConfigError
 from rllm_lightning.tracking import wandb_tracker
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.wandb_tracker import STEP, WandbTracker, choose_mode, run_arguments, settings
+from tests.tracking import offline
 
 
 @pytest.fixture(autouse=True)
@@ -25,44 +23,16 @@ def no_run_is_left_open():
     assert not open_run
 
 
-def records(run, kind):
-    """The records of one kind in the offline W&B run of a run directory."""
-    (path,) = run.wandb.glob("offline-run-*/run-*.wandb")
-    messages = [Record.FromString(data) for data in framed(path.read_bytes())]
-    return [getattr(message, kind) for message in messages if message.WhichOneof("record_type") == kind]
-
-
-def framed(data):
-    """The records of a `.wandb` file: after 7 bytes, blocks of 32 KiB of pieces with a checksum, a length and a type each."""
-    assert data[:4] == b":W&B"
-    position, record = 7, b""
-    while position + 7 <= len(data):
-        checksum, length, kind = struct.unpack_from("<IHB", data, position)
-        piece = data[position + 7 : position + 7 + length]
-        assert zlib.crc32(bytes([kind]) + piece) == checksum
-        record += piece
-        if kind in (1, 4):  # whole, or last
-            yield record
-            record = b""
-        position += 7 + length
-        if (left := -position % 32768) < 7:
-            position += left
-
-
-def values(items):
-    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
-
-
 def rows(run):
-    return [{key: value for key, value in values(record.item).items() if key[0] != "_"} for record in records(run, "history")]
+    return offline.history(run.wandb)
 
 
 def summary_of(run):
-    return {key: value for record in records(run, "summary") for key, value in values(record.update).items()}
+    return {key: value for record in offline.records(run.wandb, "summary") for key, value in offline.values(record.update).items()}
 
 
 def config_of(run):
-    return values(records(run, "run")[0].config.update)
+    return offline.values(offline.records(run.wandb, "run")[0].config.update)
 
 
 def follow(config, run, metrics_by_step, exit_code=0):
@@ -105,16 +75,16 @@ def test_every_step_is_one_row_against_the_global_step(config, run, make_episode
     ]
     assert table[STEP] == 2
     assert table["episodes.nrows"] == 1
-    assert ("*", STEP) in [(record.glob_name, record.step_metric) for record in records(run, "metric")]
+    assert ("*", STEP) in [(record.glob_name, record.step_metric) for record in offline.records(run.wandb, "metric")]
     assert summary_of(run)["val/x/pass@1"] == {"max": 0.5, "last": 0.0}
     assert summary_of(run)["reward/a/mean"] == 1.0
-    assert [record.exit_code for record in records(run, "exit")] == [0]
+    assert [record.exit_code for record in offline.records(run.wandb, "exit")] == [0]
 
 
 @pytest.mark.parametrize("exit_code", [1, 130, 143])
 def test_the_run_ends_with_the_exit_code_of_the_process_whatever_lightning_says(config, run, exit_code):
     follow(config, run, {1: {"a": 1.0}}, exit_code)
-    assert [record.exit_code for record in records(run, "exit")] == [exit_code]
+    assert [record.exit_code for record in offline.records(run.wandb, "exit")] == [exit_code]
 
 
 def test_closing_twice_is_closing_once_and_nothing_reopens(config, run):
@@ -124,7 +94,7 @@ def test_closing_twice_is_closing_once_and_nothing_reopens(config, run):
     tracker.close(1)
     tracker.log_metrics({"a": 2.0}, 2)
     assert tracker.experiment is None
-    assert len(records(run, "exit")) == 1
+    assert len(offline.records(run.wandb, "exit")) == 1
 
 
 def test_two_runs_in_one_process_are_two(make_config):
@@ -193,7 +163,7 @@ def test_the_final_model_is_an_artifact_only_when_asked_for(make_config, tmp_pat
         tracker.begin(0)
         tracker.log_model(tmp_path / "model")
         tracker.close(0)
-        assert len(records(run, "artifact")) == number
+        assert len(offline.records(run.wandb, "artifact")) == number
 
 
 def test_all_files_lie_in_the_run_directory_and_the_environment_is_as_before(config, run, tmp_path, monkeypatch, make_episode):
