@@ -91,9 +91,10 @@ class WarmStartConfig:
     steps: int = 0  # optimizer steps
     batch_size: int = 64  # solutions a step
     learning_rate: float = 3e-3  # peak; linear warm-up over a tenth of the steps, then cosine to a tenth
+    wrong_solutions: float = 0.0  # share of examples that show another task's solution: demonstrations of mixed quality
 
     def __post_init__(self) -> None:
-        check(self, steps="[0, inf)", batch_size="[1, inf)", learning_rate="[0, inf)")
+        check(self, steps="[0, inf)", batch_size="[1, inf)", learning_rate="[0, inf)", wrong_solutions="[0, 1]")
 
 
 @dataclass

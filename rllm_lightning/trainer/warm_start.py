@@ -57,7 +57,7 @@ def warm_start(policy: Policy, dataset: Sequence[dict[str, Any]], config: Config
 
 
 def draw_examples(dataset: Sequence[dict[str, Any]], count: int, config: Config) -> list[Example]:
-    """`count` chats with their solutions: epoch after epoch, each in an order of its own."""
+    """`count` chats with their solutions (some of them wrong, if asked for): epoch after epoch, each in an order of its own."""
     system_prompt = config.rllm.workflow.workflow_args.get("system_prompt")
     examples: list[Example] = []
     for epoch in range(-(-count // len(dataset))):
@@ -69,7 +69,14 @@ def draw_examples(dataset: Sequence[dict[str, Any]], count: int, config: Config)
                     [f"warm_start.steps: task {task.get('id')!r} has no `solution` text to learn from; set warm_start.steps=0"]
                 )
             examples.append((chat_of(task, system_prompt), task["solution"]))
-    return examples
+    return _with_wrong_solutions(examples, config)
+
+
+def _with_wrong_solutions(examples: list[Example], config: Config) -> list[Example]:
+    """A share `wrong_solutions` of the examples, chosen at random, gets the solution of some other example."""
+    random = np.random.default_rng([config.seed, STREAM])
+    wrong, other = random.random(len(examples)) < config.warm_start.wrong_solutions, random.permutation(len(examples))
+    return [(chat, examples[int(other[i])][1] if wrong[i] else solution) for i, (chat, solution) in enumerate(examples)]
 
 
 def solution_row(chat: Chat, stop_ids: frozenset[int], example: Example) -> Row:

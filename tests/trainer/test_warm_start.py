@@ -93,6 +93,14 @@ def test_examples_go_over_the_data_epoch_after_epoch():
     assert drawn == [solution for _, solution in draw_examples(make_tasks(5), 12, typed())]
 
 
+def test_a_share_of_the_demonstrations_can_be_wrong():
+    tasks = make_tasks(26)
+    for share, expected in ((0.0, 0), (1.0, 25), (0.5, 12)):  # of 26, about one in 26 draws its own solution
+        drawn = draw_examples(tasks, 26, typed(f"warm_start.wrong_solutions={share}"))
+        wrong = sum(chat[0]["content"][-1] != solution for chat, solution in drawn)
+        assert abs(wrong - expected) <= (0 if share == 0 else 4)
+
+
 def test_a_task_without_a_solution_is_refused_by_name():
     tasks = make_tasks(2)
     del tasks[1]["solution"]
