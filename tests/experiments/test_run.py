@@ -170,21 +170,26 @@ def test_all_mistakes_are_named_at_once(run):
 # ----------------------------------------------------------------------------------------------------------------- processes
 
 
-def start(tmp_path, *argv, **kwargs):
-    return subprocess.Popen(
-        [sys.executable, "experiments/run.py", *QUICK, f"run_root={tmp_path}", *argv],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **kwargs,
-    )
+@pytest.fixture
+def start(tmp_path):
+    """Begin the command in a process of its own; none outlives its test."""
+    processes = []
+
+    def begin(*argv):
+        command = [sys.executable, "experiments/run.py", *QUICK, f"run_root={tmp_path}", *argv]
+        processes.append(subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_run_leaves_everything_in_order(tmp_path, signum):
+def test_an_interrupted_run_leaves_everything_in_order(start, tmp_path, signum):
     """A loadable checkpoint, a complete metrics.csv, a W&B run that ended with the exit code; and it goes on from there."""
-    process = start(tmp_path, "rllm.trainer.total_batches=100000", "rllm.trainer.logger=[csv,wandb]")
+    process = start("rllm.trainer.total_batches=100000", "rllm.trainer.logger=[csv,wandb]")
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         found = list(tmp_path.glob("rllm-lightning/*/metrics.csv"))
@@ -206,15 +211,15 @@ def test_an_interrupted_run_leaves_everything_in_order(tmp_path, signum):
     assert [row["train/global_step"] for row in rows] == steps
     assert exit_code == 128 + signum
 
-    resumed = start(tmp_path, f"rllm.trainer.resume={folder}", f"rllm.trainer.total_batches={steps[-1] + 2}")
+    resumed = start(f"rllm.trainer.resume={folder}", f"rllm.trainer.total_batches={steps[-1] + 2}")
     _, err = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, err
     assert [int(row["step"]) for row in rows_of(folder)] == list(range(1, steps[-1] + 3))
 
 
-def test_a_bad_configuration_fails_before_torch_is_used(tmp_path):
+def test_a_bad_configuration_fails_before_torch_is_used(start, tmp_path):
     """Neither a model nor a run directory is made; that this takes under 3 seconds is a matter of what is imported."""
-    process = start(tmp_path, "data.train_batch_size=-1", "rllm.algorithm.adv_estimator=grpoo")
+    process = start("data.train_batch_size=-1", "rllm.algorithm.adv_estimator=grpoo")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert err.count("\n") == 2
