@@ -32,7 +32,8 @@ PIPED_WIDTH = 200  # characters, where the output is not a terminal
 def main(argv: list[str]) -> int:
     """Run a command line; returns the exit code: 0 done, 2 bad command line."""
     options = _parser().parse_args(argv)
-    os.environ |= {"OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false"}  # read when torch is imported
+    # read when their libraries are imported, here and in the processes that are started
+    os.environ |= {"OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     import torch
 
     torch.set_num_threads(options.threads)

@@ -125,8 +125,9 @@ def test_agents_talk_in_turns_and_their_prompts_are_counted_once_a_round(tiny):
     lengths = [output.prompt_length for output in outputs]
     assert lengths[0] < lengths[1] < lengths[2]
     assert lengths[3] < lengths[4] < lengths[5]
-    first, *_ = report.rows
-    assert first["prompt_tokens"] == pytest.approx(sum(lengths), rel=0.1)  # other answers have other lengths
+    without, kept = report.rows
+    assert without["prompt_tokens"] == kept["prompt_tokens"] == pytest.approx(sum(lengths), rel=0.1)  # other answers have other lengths
+    assert kept["prefill_tokens"] < without["prefill_tokens"] <= without["prompt_tokens"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------- train

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import multiprocessing
 import os
 import statistics
@@ -100,8 +101,12 @@ def measure(
 
 def our_run(name: str, counts: Counts, num_steps: int, seed: int, overrides: Sequence[str]) -> StepRun:
     """A run of the real trainer in a fresh process."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_be_quiet) as pool:
         return pool.submit(train, _argv(name, counts, num_steps, seed, overrides), torch.get_num_threads()).result()
+
+
+def _be_quiet() -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
 
 def train(argv: Sequence[str], num_threads: int) -> StepRun:
