@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
         from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
         from rllm_lightning.workflows.engine import constructor_arguments
 
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its import sets INFO
         workflow = WORKFLOWS.get(cfg.rllm.workflow.name)
         scoring = {"reward_function": tasks.reward_function} if "reward_function" in constructor_arguments(workflow) else {}
         trainer = UnifiedTrainer(LightningBackend, config, workflow, tasks.train, tasks.val, workflow_args=scoring)
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     print(f"run:     {trainer.run_path}\nreport:  {trainer.run_path}/report.html")
-    if "wandb" in cfg.rllm.trainer.logger and cfg.wandb.mode != "disabled":
+    if any(Path(trainer.run_path, "wandb").glob("offline-run-*")):
         print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb/offline-run-*")
     return 0
 
@@ -100,5 +101,4 @@ def _summary(entry: object) -> str:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     sys.exit(main(sys.argv[1:]))
