@@ -64,13 +64,10 @@ class LightningBackend(BackendProtocol):
 
     def validate_config(self) -> None:
         check_model(self.cfg.model)
-        problems = []
-        if self.algorithm.rollout_correction.bypass_mode and self.cfg.rollout_engine.name not in ("hf", "scripted"):
-            logger.info("rollout_correction.bypass_mode takes the log-probs of %s as the old ones", self.cfg.rollout_engine.name)
-        if "values" in self.needs and self.cfg.model.lora_rank > 0 and self.algorithm.value_coeff <= 0:
-            problems.append("rllm.algorithm.value_coeff: must be above 0, the estimator's values are learnt through it")
-        if problems:
-            raise ConfigError(problems)
+        if "values" in self.needs and self.algorithm.value_coeff <= 0:
+            raise ConfigError(
+                ["rllm.algorithm.value_coeff: must be above 0, an estimator of this run needs values and they are learnt by it"]
+            )
 
     def build_policy(self) -> Policy:
         return Policy.from_config(self.cfg, value_head="values" in self.needs)
