@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +13,7 @@ from torch import Tensor
 from rllm_lightning.rollout.decoding import Decoder
 from rllm_lightning.rollout.engine import SamplingParams
 from rllm_lightning.rollout.sampling import BatchSampling, sample
+from rllm_lightning.rollout.weights import exact_inference
 
 
 @dataclass(eq=False)
@@ -65,7 +64,7 @@ class Batch:
         Raises:
             FloatingPointError: logits that are not numbers.
         """
-        with _exact_inference(self._device):
+        with exact_inference(self._device):
             logits = [*self._advance(), *self._admit()]
             if not self._rows:
                 return
@@ -107,7 +106,7 @@ class Batch:
             self._rows = [self._rows[i] for i in self._decoder.drop(gone)]
         if not self._rows:
             return []
-        return [self._decoder.step(torch.tensor([r.tokens[-1] for r in self._rows], device=self._device))]
+        return [self._decoder.step([request.tokens[-1] for request in self._rows])]
 
     def _admit(self) -> list[Tensor]:
         waiting = [request for request in self._waiting if not request.done.done()]
@@ -127,10 +126,3 @@ class Batch:
         complete = token in self._stop_ids or len(request.tokens) == request.params.max_tokens
         if complete and not request.done.done():
             request.done.set_result(None)
-
-
-@contextlib.contextmanager
-def _exact_inference(device: torch.device) -> Iterator[None]:
-    """No gradients, and the weights' own precision whatever autocast the trainer runs under (both are settings of a thread)."""
-    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-        yield

@@ -29,9 +29,9 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """Text, without special tokens or with them."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=not special)
 
     def stop_ids(self, generation_config: Any) -> frozenset[int]:
         """Every token that ends an answer: the tokenizer's EOS, the checkpoint's (nothing else is taken from its generation

@@ -26,7 +26,7 @@ class Decoder(Protocol):
     def admit(self, prompts: Sequence[list[int]]) -> Tensor:
         """Append a row for each prompt; the logits_NV of their first tokens."""
 
-    def step(self, tokens_B: Tensor) -> Tensor:
+    def step(self, tokens: Sequence[int]) -> Tensor:
         """Append a token to every row; the logits_BV of the next ones."""
 
     def drop(self, rows: Sequence[int]) -> list[int]:
@@ -78,8 +78,10 @@ class PlainDecoder:
         self._prefill_tokens += sum(map(len, prompts))
         return torch.stack(logits)
 
-    def step(self, tokens_B: Tensor) -> Tensor:
-        logits = [self._forward(cohort, tokens_B[cohort.rows, None]) for cohort in self._cohorts]
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        logits = [
+            self._forward(cohort, torch.tensor([[tokens[row]] for row in cohort.rows], device=self._device)) for cohort in self._cohorts
+        ]
         order = torch.tensor([row for cohort in self._cohorts for row in cohort.rows], device=self._device)
         return torch.cat(logits)[order.argsort()]
 

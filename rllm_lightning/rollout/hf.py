@@ -1,8 +1,8 @@
 """`hf`: rollouts from the very model that is trained, in its own process, whatever Hugging Face causal LM it is.
 
-    get_model_response ──> Chat (messages to ids) ──> Batch ◄── one decode task on the event loop, a step at a time
-             ▲                                          │
-             └── ModelOutput ◄── finished request ◄──── sample ◄── logits ◄── Decoder
+    get_model_response ──> Conversations (messages to tokens) ──> Batch <── one decode task on the event loop, a step at a time
+             ▲                                                      │
+             └── ModelOutput <── finished request <── sample <── logits <── Decoder
 
 Many workflows await answers on one event loop. While any request is open, a decode task runs one step after the other and
 lets the loop breathe in between: rows that are finished or cancelled leave the batch, waiting requests join it, and every row
@@ -20,10 +20,14 @@ import torch
 from rllm_lightning.registry import register_rollout_engine
 from rllm_lightning.rollout.batch import Batch, Request
 from rllm_lightning.rollout.chat import Chat
-from rllm_lightning.rollout.decoding import PlainDecoder
+from rllm_lightning.rollout.conversations import Conversations, Span
+from rllm_lightning.rollout.decoding import Decoder, PlainDecoder
 from rllm_lightning.rollout.engine import EngineSetup, RolloutEngine, SamplingParams, current_request
+from rllm_lightning.rollout.kept_states import KeptStates
+from rllm_lightning.rollout.packed import PackedDecoder
+from rllm_lightning.rollout.packed_attention import UnsupportedModel
 from rllm_lightning.rollout.sampling import is_truncated
-from rllm_lightning.rollout.weights import SamplingModel
+from rllm_lightning.rollout.weights import SamplingModel, exact_inference
 from rllm_lightning.types import ModelOutput, TerminationEvent, TerminationReason
 
 logger = logging.getLogger(__name__)
@@ -48,7 +52,9 @@ class HFEngine(RolloutEngine):
         ValueError: no model, no chat template, or a key out of range.
     """
 
-    def __init__(self, setup: EngineSetup, *, dtype: str | None = None, max_batch_size: int = 256):
+    def __init__(
+        self, setup: EngineSetup, *, fast: bool = True, dtype: str | None = None, max_batch_size: int = 256, kept_state_mb: int = 1024
+    ):
         super().__init__(setup)
         if setup.model is None or setup.tokenizer is None:
             raise ValueError("rollout engine hf: samples from the policy itself; it needs EngineSetup.model and EngineSetup.tokenizer")
@@ -58,7 +64,10 @@ class HFEngine(RolloutEngine):
             raise ValueError(f"rollout_engine.max_batch_size: must be at least 1, got {max_batch_size}")
         self._dtype = None if dtype is None else DTYPES[dtype]
         self._max_batch_size = max_batch_size
+        self._fast = fast
+        self._kept_bytes = kept_state_mb * 2**20
         self._chat = Chat(setup.tokenizer)
+        self._conversations = Conversations(self._chat)
         self._stop_ids = self._chat.stop_ids(getattr(setup.model, "generation_config", None))
         self._warned_of_truncation = False
         # made when first needed: by then the model is where it will be trained
@@ -75,10 +84,11 @@ class HFEngine(RolloutEngine):
         """
         context = current_request()
         params = self.params_for(context, overrides)
-        prompt = self._chat.encode(self._chat.render(messages))
-        self._check(prompt, params)
+        run = (context.seed, context.global_step, context.mode, context.task_id, context.rollout_idx)
+        prompt = self._conversations.prompt(run, messages)
+        self._check(prompt.ids, params)
         request = Request(
-            prompt=prompt,
+            prompt=prompt.ids,
             params=params,
             uniforms=context.next_stream().random(params.max_tokens),
             done=asyncio.get_running_loop().create_future(),
@@ -86,7 +96,10 @@ class HFEngine(RolloutEngine):
         )
         self._submit(request)
         await request.done
-        return self._answer(request)
+        output = self._output(request)
+        end = request.tokens[-1:] if output.finish_reason == "stop" else []
+        self._conversations.remember(run, prompt, Span(f"{output.text}{self._chat.decode(end, special=True)}", request.tokens))
+        return output
 
     def on_weights_updated(self, weight_version: int) -> None:
         """Takes over the new weights and forgets all that was computed with the old ones."""
@@ -108,8 +121,10 @@ class HFEngine(RolloutEngine):
 
     def pop_metrics(self) -> dict[str, float]:
         """Counts since the last call: `rollout/requests`, `rollout/tokens` sampled, `rollout/prompt_tokens` asked about,
-        `rollout/prefill_tokens` of them that went through the model, and `rollout/steps` of the batch."""
-        return {f"rollout/{name}": count for name, count in self._the_batch().pop_metrics().items()}
+        `rollout/prefill_tokens` of them that went through the model, and `rollout/steps` of the batch. Nothing before the first
+        request."""
+        counts = {} if self._batch is None else self._batch.pop_metrics()
+        return {f"rollout/{name}": count for name, count in counts.items()}
 
     # ------------------------------------------------------------------------------------------------------ one request
 
@@ -134,7 +149,7 @@ class HFEngine(RolloutEngine):
                 params.top_p,
             )
 
-    def _answer(self, request: Request) -> ModelOutput:
+    def _output(self, request: Request) -> ModelOutput:
         stopped = request.tokens[-1] in self._stop_ids
         text = self._chat.decode(request.tokens[:-1] if stopped else request.tokens)
         return ModelOutput(
@@ -155,7 +170,7 @@ class HFEngine(RolloutEngine):
         loop = asyncio.get_running_loop()
         if self._task is not None and not self._task.done() and self._task.get_loop() is not loop:
             self._the_batch().close()  # its event loop ended without finishing it
-            self._task = self._batch = None
+            self._model = self._batch = self._task = None
         batch = self._the_batch()
         batch.add(request)
         if self._task is None or self._task.done():
@@ -164,8 +179,17 @@ class HFEngine(RolloutEngine):
     def _the_batch(self) -> Batch:
         if self._batch is None:
             model = self._sampling_model()
-            self._batch = Batch(PlainDecoder(model), model.device, self._stop_ids, self._max_batch_size)
+            with exact_inference(model.device):
+                self._batch = Batch(self._make_decoder(model), model.device, self._stop_ids, self._max_batch_size)
         return self._batch
+
+    def _make_decoder(self, model: SamplingModel) -> Decoder:
+        if self._fast:
+            try:
+                return PackedDecoder(model, KeptStates(self._kept_bytes))
+            except UnsupportedModel as reason:
+                logger.warning("rollouts of %s take the plain path, which is slower: %s", type(model.causal_lm).__name__, reason)
+        return PlainDecoder(model)
 
     def _sampling_model(self) -> SamplingModel:
         if self._model is None:

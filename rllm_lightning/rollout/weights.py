@@ -7,11 +7,15 @@ after sampling.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from rllm_lightning.rollout.prepack import can_prepack, prepack
 
 
 class SamplingModel:
@@ -28,16 +32,20 @@ class SamplingModel:
         parameters = list(model.parameters())
         shared = dtype is None or all(p.dtype == dtype for p in parameters)
         self._sources: list[Tensor] = [] if shared else [p.detach() for p in parameters]
-        self._copies = [p.to(dtype, copy=True) for p in self._sources]
+        self._copies = [torch.empty_like(p, dtype=dtype) for p in self._sources]
         own = parameters if shared else [nn.Parameter(p, requires_grad=False) for p in self._copies]
         memo: dict[int, Any] = {id(theirs): ours for theirs, ours in zip(parameters, own, strict=True)}
         self.module: Any = copy.deepcopy(model, memo).eval()
+        self._prepacked = dtype is not None and not shared and can_prepack(dtype, self.device)
+        self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the trainer's present weights."""
         for own, theirs in zip(self._copies, self._sources, strict=True):
             own.copy_(theirs)
+        if self._prepacked:
+            prepack(self.module)
 
     @property
     def causal_lm(self) -> Any:
@@ -52,3 +60,10 @@ class SamplingModel:
     def max_positions(self) -> int | None:
         """The longest sequence in tokens, None where the model names no limit."""
         return getattr(self.causal_lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+@contextlib.contextmanager
+def exact_inference(device: torch.device) -> Iterator[None]:
+    """No gradients, and the weights' own precision whatever autocast the trainer runs under (both are settings of a thread)."""
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        yield

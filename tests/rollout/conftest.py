@@ -39,14 +39,20 @@ def model(make_model):
     return make_model()
 
 
+@pytest.fixture(params=["fast", "plain"])
+def path(request):
+    """The decoder that engines use by default."""
+    return request.param
+
+
 @pytest.fixture
-def make_engine(model, tokenizer):
+def make_engine(model, tokenizer, path):
     """make_engine(model=None, max_tokens=16, max_prompt_length=256, sampling={}, **keys) -> HFEngine."""
 
     def make(policy=None, max_tokens=16, max_prompt_length=256, sampling=None, chat=None, **keys):
         params = SamplingParams(max_tokens=max_tokens, **(sampling or {}))
         setup = EngineSetup(policy or model, chat or tokenizer, train=params, val=params, max_prompt_length=max_prompt_length)
-        return HFEngine(setup, **keys)
+        return HFEngine(setup, **{"fast": path == "fast", **keys})
 
     return make
 

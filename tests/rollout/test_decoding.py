@@ -1,10 +1,13 @@
-"""The plain decoder over models of every kind: what it samples has the log-probs of a full forward pass."""
+"""Decoders over models of every kind: what they sample has the log-probs of a full forward pass."""
 
-import copy
+import logging
 
 import pytest
 import torch
 import transformers
+
+from rllm_lightning.rollout.decoding import PlainDecoder
+from rllm_lightning.rollout.packed import PackedDecoder
 
 SIZES = {
     "hidden_size": 32,
@@ -14,35 +17,81 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
-ARCHITECTURES = {
-    "full attention": ("Qwen3", SIZES),
-    "sliding window": ("Mistral", {**SIZES, "sliding_window": 8}),
-    "sliding and full": ("Gemma3Text", {**SIZES, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+FAST = {  # handled by the fast path
+    "grouped queries": ("Qwen3", SIZES),
+    "one key head": ("Llama", {**SIZES, "num_key_value_heads": 1}),
+    "a key head for each query head": ("Llama", {**SIZES, "num_key_value_heads": 4}),
+    "full attention in all layers": ("Gemma3Text", {**SIZES, "layer_types": ["full_attention"] * 2}),
     "learned positions": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
-    "recurrent": ("Mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
-    "hybrid": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention"]}),
+    "mixture of experts": ("Qwen3Moe", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+}
+PLAIN = {  # the reason why not, as the warning gives it
+    "sliding window": ("Mistral", {**SIZES, "sliding_window": 8}, "DynamicSlidingWindowLayer"),
+    "sliding and full": (
+        "Gemma3Text",
+        {**SIZES, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        "DynamicSlidingWindowLayer",
+    ),
+    "soft-capped scores": ("Gemma2", {**SIZES, "layer_types": ["full_attention"] * 2}, "softcap"),
+    "attention sinks": ("GptOss", {**SIZES, "num_local_experts": 4, "layer_types": ["full_attention"] * 2}, "s_aux"),
+    "position biases": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, "attention function"),
+    "recurrent": ("Mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "attention function"),
+    "hybrid": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention"]}, "LinearAttentionLayer"),
 }
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def any_model(request, tokenizer):
-    name, sizes = ARCHITECTURES[request.param]
-    config_class = getattr(transformers, f"{name}Config")
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config_class(vocab_size=len(tokenizer), **sizes))
-    model.get_output_embeddings().weight.data.normal_(0, 1)
-    model.generation_config.eos_token_id = [5, 6]
-    return model.eval()
+@pytest.fixture
+def make_architecture(tokenizer):
+    def make(name, sizes):
+        config_class = getattr(transformers, f"{name}Config")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = transformers.AutoModelForCausalLM.from_config(config_class(vocab_size=len(tokenizer), **sizes))
+            model.get_output_embeddings().weight.data.normal_(0, 1)
+        model.generation_config.eos_token_id = [5, 6]
+        return model.eval()
+
+    return make
 
 
-def test_any_architecture_is_sampled_exactly(any_model, make_engine, ask, reference, mixed_prompts):
-    """B17, B20: prompts of mixed lengths, longer than the sliding window; rows that leave while others of their length go on."""
-    for answer in ask(make_engine(any_model, max_tokens=24), mixed_prompts):
-        torch.testing.assert_close(torch.tensor(answer.logprobs), reference(any_model, answer), rtol=0, atol=1e-4)
+@pytest.mark.parametrize("name", FAST)
+def test_architectures_that_either_path_samples_exactly(name, path, make_architecture, make_engine, ask, reference, mixed_prompts):
+    """B17, B20: prompts of mixed lengths, rows that leave while others go on."""
+    model = make_architecture(*FAST[name])
+    engine = make_engine(model, max_tokens=24)
+    for answer in ask(engine, mixed_prompts * 2):
+        torch.testing.assert_close(torch.tensor(answer.logprobs), reference(model, answer), rtol=0, atol=1e-4)
+    assert isinstance(engine._batch._decoder, PackedDecoder if path == "fast" else PlainDecoder)
 
 
-def test_a_row_that_leaves_does_not_disturb_its_cohort(make_engine, model, ask, same_answers):
-    """Eight equal prompts end at different lengths; each answer is what it is when asked alone."""
-    answers = ask(make_engine(max_tokens=40), ["hello"] * 8)
-    assert len({answer.completion_length for answer in answers}) > 2
-    same_answers(answers, ask(make_engine(copy.deepcopy(model), max_tokens=40), ["hello"] * 8, together=False))
+@pytest.mark.parametrize("path", ["fast"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_architectures_that_fall_back_to_the_plain_path(name, path, make_architecture, make_engine, ask, reference, mixed_prompts, caplog):
+    """The same exactness, also beyond the sliding window, and one warning that says why it is slower."""
+    architecture, sizes, reason = PLAIN[name]
+    model = make_architecture(architecture, sizes)
+    engine = make_engine(model, max_tokens=24)
+    with caplog.at_level(logging.WARNING, logger="rllm_lightning"):
+        answers = ask(engine, mixed_prompts)
+        ask(engine, ["again"])
+    for answer in answers:
+        torch.testing.assert_close(torch.tensor(answer.logprobs), reference(model, answer), rtol=0, atol=1e-4)
+    warnings = [record.message for record in caplog.records if record.name.startswith("rllm_lightning")]
+    assert [reason in message for message in warnings] == [True]
+
+
+@pytest.mark.parametrize("path", ["fast"])
+def test_a_model_with_attention_of_its_own_kind_is_found_out_by_its_logits(path, make_engine, model, ask, reference, monkeypatch, caplog):
+    """A Llama whose queries are scaled once more: nothing declares it, the comparison of logits tells."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def rescaled(module, query, key, value, attention_mask, **kwargs):
+        return sdpa(module, query * 1.5, key, value, attention_mask, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", rescaled)
+    with caplog.at_level(logging.WARNING, logger="rllm_lightning"):
+        answer = ask(make_engine(), ["hello"])[0]
+    assert "other logits" in caplog.records[0].message
+    torch.testing.assert_close(torch.tensor(answer.logprobs), reference(model, answer), rtol=0, atol=2e-5)

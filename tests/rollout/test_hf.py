@@ -1,4 +1,5 @@
-"""The in-process engine: exact log-probs, tokens that no batching changes, honest ends, errors that reach the asker."""
+"""The in-process engine on both its paths: exact log-probs, tokens that no batching changes, honest ends, errors that reach
+the asker."""
 
 import asyncio
 import copy
@@ -264,6 +265,7 @@ def test_sampling_ignores_the_trainers_autocast_and_makes_no_gradients(make_engi
 def test_low_rank_adapters_take_part(make_engine, model, ask, reference):
     from peft import LoraConfig, get_peft_model
 
+    torch.manual_seed(0)
     adapted = get_peft_model(copy.deepcopy(model), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
     answer = ask(make_engine(adapted), ["hello"])[0]
     torch.testing.assert_close(torch.tensor(answer.logprobs), reference(adapted, answer), rtol=0, atol=2e-5)
@@ -273,30 +275,34 @@ def test_low_rank_adapters_take_part(make_engine, model, ask, reference):
 # --------------------------------------------------------------------------------------------------- errors and shutdown
 
 
-class _Broken(torch.nn.Module):
+class _Fragile(torch.nn.Module):
+    broken = False  # of all copies
+
     def __init__(self, inner):
         super().__init__()
         self.inner = inner
-        self.calls_left = 3
 
     def forward(self, hidden):
-        self.calls_left -= 1
-        if self.calls_left == 0:
+        if _Fragile.broken:
             raise MemoryError("out of memory in a layer")
         return self.inner(hidden)
 
 
-def test_a_failing_step_rejects_every_open_request_with_the_real_exception(make_engine, model, ask):
-    broken = copy.deepcopy(model)
-    broken.lm_head = _Broken(broken.lm_head)
-    engine = make_engine(broken, max_batch_size=4)
+def test_a_failing_step_rejects_every_open_request_with_the_real_exception(make_engine, model, ask, monkeypatch):
+    fragile = copy.deepcopy(model)
+    fragile.lm_head = _Fragile(fragile.lm_head)
+    engine = make_engine(fragile, max_batch_size=4)
 
     async def run():
-        calls = [engine.get_model_response([{"role": "user", "content": "same length"}]) for _ in range(8)]
+        calls = [asyncio.create_task(engine.get_model_response([{"role": "user", "content": "hello"}])) for _ in range(8)]
+        for _ in range(4):
+            await asyncio.sleep(0)
+        monkeypatch.setattr(_Fragile, "broken", True)
         return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
 
     errors = asyncio.run(run())
     assert [str(error) for error in errors] == ["out of memory in a layer"] * 8
+    monkeypatch.undo()
     assert ask(engine, ["works again"])[0].completion_length > 0
 
 

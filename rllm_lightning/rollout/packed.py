@@ -1,0 +1,196 @@
+"""The fast decoder: packed tokens, a prompt computed once for all its samples, caches written in place.
+
+    prompt ──prefill──> line of the pool ──copied where it has more samples than a line has seats
+    sample: a row of the batch, a seat of its prompt's line; its tokens go behind the prompt, one a step
+
+Every forward pass is one flat list of tokens (see `packed_attention`): the prompts that join, or one token of every row. A
+line goes with its last row, and the last line moves there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from rllm_lightning.rollout.decoding import PlainDecoder
+from rllm_lightning.rollout.kept_states import KeptStates
+from rllm_lightning.rollout.kv_pool import SEATS, KVPool
+from rllm_lightning.rollout.packed_attention import Packed, decode, prefill, use_packed_attention
+from rllm_lightning.rollout.packed_support import cache_shape, compare, probe
+from rllm_lightning.rollout.weights import SamplingModel
+
+PREFILL_TOKENS = 8192  # of one forward pass, padding of its attention included; bounds the memory of activations and masks
+ROOM = 32 * SEATS  # places reserved behind a prompt, so that the pool does not grow at once
+
+
+@dataclass(eq=False)
+class _Line:
+    """A prompt with up to `SEATS` samples, those that have left included."""
+
+    number: int  # in the pool
+    prompt: list[int]
+    first_logits_V: Tensor  # of the first sampled token
+    num_places: int  # taken, by the prompt and by the tokens of samples
+    num_seats: int = 0  # taken
+    num_rows: int = 0  # samples that have not left
+
+
+@dataclass(eq=False)
+class _Row:
+    """A sample; its number in the batch is its place in the decoder's list."""
+
+    line: _Line
+    seat: int
+    tokens: list[int] = field(default_factory=list)  # sampled, and fed back
+    places: list[int] = field(default_factory=list)  # of those tokens in the line
+
+
+class PackedDecoder:
+    """See the module.
+
+    Args:
+        model: from here on with the attention of `packed_attention`.
+        kept: where the states of rows go that leave.
+
+    Raises:
+        UnsupportedModel: the model's layers keep something else than all keys and values, or compute attention in a way of their
+            own; found out by comparing a few logits with those of the plain decoder.
+    """
+
+    def __init__(self, model: SamplingModel, kept: KeptStates):
+        self._model = model.causal_lm
+        self._kept = kept
+        self._pool = KVPool(*cache_shape(model))
+        self._lines: list[_Line] = []
+        self._rows: list[_Row] = []
+        self._prefill_tokens = 0
+        expected = probe(PlainDecoder(model), self._model)
+        own_attention = self._model.config._attn_implementation
+        use_packed_attention(self._model)
+        try:
+            compare(probe(self, self._model), expected)
+        except Exception:
+            self._model.set_attn_implementation(own_attention)
+            raise
+
+    def admit(self, prompts: Sequence[list[int]]) -> Tensor:
+        counts = Counter(map(tuple, prompts))
+        lines_of: dict[tuple[int, ...], list[_Line]] = defaultdict(list)
+        for line in self._lines:
+            lines_of[tuple(line.prompt)].append(line)
+        room = len(self._lines) + sum(-(-count // SEATS) for count in counts.values())
+        self._pool.reserve(room, max(map(len, prompts)) + ROOM)
+
+        unknown = sorted((list(prompt) for prompt in counts if prompt not in lines_of), key=len)
+        for chunk in _chunks(unknown):
+            for line in self._prefill(chunk):
+                lines_of[tuple(line.prompt)].append(line)
+        new = [self._seat(lines_of[tuple(prompt)]) for prompt in prompts]
+        self._rows += new
+        return torch.stack([row.line.first_logits_V for row in new])
+
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        for row, token in zip(self._rows, tokens, strict=True):
+            row.tokens.append(token)
+            row.places.append(row.line.num_places)
+            row.line.num_places += 1
+        self._pool.reserve(len(self._lines), max(line.num_places for line in self._lines))
+        lines, seats, places = zip(*((row.line.number, row.seat, row.places[-1]) for row in self._rows), strict=True)
+        positions = [len(row.line.prompt) + len(row.tokens) - 1 for row in self._rows]
+        return self._forward(tokens, positions, decode(self._pool, lines, seats, places))
+
+    def drop(self, rows: Sequence[int]) -> list[int]:
+        gone = set(rows)
+        for row in (self._rows[i] for i in gone):
+            self._kept.keep([*row.line.prompt, *row.tokens], partial(self._state, row))
+            row.line.num_rows -= 1
+        left = [i for i in range(len(self._rows)) if i not in gone]
+        self._rows = [self._rows[i] for i in left]
+        self._close_gaps()
+        if not self._rows:
+            self._pool.trim()
+        return left
+
+    def clear(self) -> None:
+        self._lines, self._rows = [], []
+        self._pool.reset()
+        self._kept.clear()
+
+    def pop_metrics(self) -> dict[str, float]:
+        counts = {"prefill_tokens": float(self._prefill_tokens)}
+        self._prefill_tokens = 0
+        return counts
+
+    def _prefill(self, prompts: list[list[int]]) -> list[_Line]:
+        """New lines with their prompts computed, but for what is kept of them."""
+        first_line = len(self._lines)
+        starts = []
+        for number, prompt in enumerate(prompts, first_line):
+            state = self._kept.longest(prompt)
+            starts.append(0 if state is None else state.shape[3])
+            if state is not None:
+                self._pool.kv[:, :, number, :, : starts[-1]] = state
+        lengths = [len(prompt) for prompt in prompts]
+        tokens = [token for prompt, start in zip(prompts, starts, strict=True) for token in prompt[start:]]
+        positions = [position for start, length in zip(starts, lengths, strict=True) for position in range(start, length)]
+        last = [end - 1 for end in accumulate(length - start for start, length in zip(starts, lengths, strict=True))]
+        packed = prefill(self._pool, first_line, starts, lengths)
+        logits = self._forward(tokens, positions, packed, logits_to_keep=torch.tensor(last, device=self._pool.device))
+        self._prefill_tokens += len(tokens)
+        self._pool.open_lines(range(first_line, first_line + len(prompts)), lengths)
+        lines = [_Line(first_line + i, prompt, logits[i], len(prompt)) for i, prompt in enumerate(prompts)]
+        self._lines += lines
+        return lines
+
+    def _seat(self, lines: list[_Line]) -> _Row:
+        """A sample on one of its prompt's lines, or on a copy where all seats are taken."""
+        line = lines[-1]
+        if line.num_seats == SEATS:
+            length = len(line.prompt)
+            line = _Line(len(self._lines), line.prompt, line.first_logits_V, length)
+            self._pool.copy([lines[-1].number], [line.number], length)
+            self._pool.open_lines([line.number], [length])
+            self._lines.append(line)
+            lines.append(line)
+        row = _Row(line, line.num_seats)
+        line.num_seats += 1
+        line.num_rows += 1
+        return row
+
+    def _state(self, row: _Row) -> Tensor:
+        """What was computed for a row: its prompt and the tokens that were fed back, which is all but the last."""
+        places = torch.tensor([*range(len(row.line.prompt)), *row.places], device=self._pool.device)
+        return self._pool.kv[:, :, row.line.number].index_select(3, places)
+
+    def _close_gaps(self) -> None:
+        """Lines without samples go, the last ones move to where they were."""
+        left = sum(line.num_rows > 0 for line in self._lines)
+        moved = [line for line in self._lines[left:] if line.num_rows]
+        gaps = [line.number for line in self._lines[:left] if not line.num_rows]
+        self._pool.copy([line.number for line in moved], gaps, max((line.num_places for line in moved), default=0))
+        for line, gap in zip(moved, gaps, strict=True):
+            self._lines[gap] = line
+            line.number = gap
+        del self._lines[left:]
+
+    def _forward(self, tokens: Sequence[int], positions: Sequence[int], packed: Packed, **keep: Tensor) -> Tensor:
+        ids_1N, positions_1N = (torch.tensor([column], device=self._pool.device) for column in (tokens, positions))
+        return self._model(input_ids=ids_1N, position_ids=positions_1N, use_cache=False, packed=packed, **keep).logits[0]
+
+
+def _chunks(prompts: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Prompts of rising length, cut so that each part stays within `PREFILL_TOKENS` (or is one prompt)."""
+    chunk: list[list[int]] = []
+    for prompt in prompts:
+        if chunk and (len(chunk) + 1) * len(prompt) > PREFILL_TOKENS:
+            yield chunk
+            chunk = []
+        chunk.append(prompt)
+    if chunk:
+        yield chunk
