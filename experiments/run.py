@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from pathlib import Path
 
+import rllm_lightning
 from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.config_sources import parse_argv
 from rllm_lightning.registry import ENGINES, ESTIMATORS, LOSSES, TASKS, TRACKERS, WORKFLOWS
@@ -36,7 +38,7 @@ def main(argv: list[str]) -> int:
         from rllm_lightning.trainer.backend import LightningBackend
         from rllm_lightning.trainer.interruption import Interrupted
         from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
-        from rllm_lightning.workflows.engine import constructor_arguments
+        from rllm_lightning.workflows.engine import WorkflowError, constructor_arguments
 
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its import sets INFO
         workflow = WORKFLOWS.get(cfg.rllm.workflow.name)
@@ -53,6 +55,11 @@ def main(argv: list[str]) -> int:
         return interrupted.exit_code
     except ConfigError as error:
         return _refuse(error)
+    except (ValueError, WorkflowError) as error:
+        if _raised_outside(error.__cause__ or error):
+            raise
+        _refuse(error)  # our own word on what a user's function returned; the way there says no more
+        return 1
     except KeyboardInterrupt:
         return 130
     print(f"run:     {trainer.run_path}\nreport:  {trainer.run_path}/report.html")
@@ -61,7 +68,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _refuse(error: ValueError) -> int:
+def _raised_outside(error: BaseException) -> bool:
+    """Whether the error comes from code that is not this library's, so that its traceback is of use."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and not frames[-1].filename.startswith(str(Path(rllm_lightning.__file__).parent))
+
+
+def _refuse(error: Exception) -> int:
     for problem in str(error).splitlines():
         print(f"error: {problem}", file=sys.stderr)
     return 2

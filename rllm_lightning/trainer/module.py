@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from rllm_lightning.trainer.checkpoints import prune, publish_as_last
 from rllm_lightning.trainer.data import TaskBatch
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
-from rllm_lightning.types import Episode
+from rllm_lightning.types import Episode, TerminationReason
 from rllm_lightning.workflows.engine import UnifiedWorkflowEngine
 from rllm_lightning.workflows.workflow import Workflow
 
@@ -213,7 +214,11 @@ class UnifiedLightningModule(L.LightningModule):
                 backend.update_policy(state)
                 self.wait(backend.on_policy_updated(state), interruptible=False)
         else:
-            logger.warning("step %d: every group was filtered out, nothing is trained", state.global_step)
+            reasons = Counter((episode.termination_reason or TerminationReason.UNKNOWN).value for episode in state.episodes)
+            ends = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+            logger.warning(
+                "step %d: nothing is left to train on; the %d episodes ended as: %s", state.global_step, len(state.episodes), ends
+            )
         # 8. metrics and a look at two trajectories
         state.metrics["batch/skipped"] = float(not state.has_trajectory_groups)
         state.metrics.update(workflow_metrics(state.episodes).means() | termination_metrics(state.episodes).means())

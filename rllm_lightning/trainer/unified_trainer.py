@@ -12,6 +12,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -19,6 +20,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 
+from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
 from rllm_lightning.algorithms.needs import FROM_WORKFLOW
 from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name
 from rllm_lightning.config import AlgorithmConfig, Config, ConfigError, as_dict_config
@@ -35,7 +37,9 @@ from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.module import UnifiedLightningModule
 from rllm_lightning.trainer.precision import AUTO, FULL, choose_precision
 from rllm_lightning.trainer.protocol import BackendProtocol
+from rllm_lightning.types import Step, Trajectory, TrajectoryGroup
 from rllm_lightning.workflows.engine import check_workflow_args
+from rllm_lightning.workflows.single_turn import SingleTurnWorkflow
 from rllm_lightning.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
@@ -90,6 +94,7 @@ class UnifiedTrainer:
         all_args = self.cfg.rllm.workflow.workflow_args | self.workflow_args
         check_workflow_args(workflow_class, all_args)
         _check_needs(self.cfg.rllm.algorithm, workflow_class, all_args.get("reward_function"))
+        _try_estimators(self.cfg, workflow_class)
         resume = self.cfg.rllm.trainer.resume
         self.checkpoint = find_checkpoint(resume) if resume else None
         self.traj_grouping_hook = traj_grouping_hook or group_by_task_and_name
@@ -110,12 +115,9 @@ class UnifiedTrainer:
             Interrupted: the process was asked to stop (Ctrl-C, SIGTERM); a checkpoint of the last finished batch is there.
             RuntimeError: called where an event loop is running (a notebook): `await fit_async()` there.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            self._fit()
-        else:
+        if _in_running_loop():
             raise RuntimeError("UnifiedTrainer.fit() was called inside a running event loop; use `await trainer.fit_async()`")
+        self._fit()
 
     async def fit_async(self) -> None:
         """`fit` from a running event loop. When this is cancelled, the run stops as it does on Ctrl-C, and the cancellation goes on."""
@@ -256,6 +258,50 @@ def _with_estimator_map(config: Config, given: dict[str, Any] | None) -> Config:
         plain = [str(part) for part in entry] if isinstance(entry, list | tuple) else str(entry)
         tree.rllm.algorithm.estimator_map = {**tree.rllm.algorithm.estimator_map, role: plain}
     return Config.from_config(tree)
+
+
+def _in_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _try_estimators(config: Config, workflow_class: type[Workflow]) -> None:
+    """Call every estimator of the run once, on two made-up groups that hold all it may need: what raises, or answers with a wrong
+    shape or with NaN, is refused before anything is loaded. Groups are as large as the run's own will be, where that is known."""
+    algorithm, n = config.rllm.algorithm, config.rllm.rollout.n
+    size = n if issubclass(workflow_class, SingleTurnWorkflow) else max(n, 8)
+    for role in ["", *algorithm.estimator_map]:
+        name = algorithm.estimator_of(role)
+        groups = [
+            _made_up_group(f"task{task}:{role or 'role'}", rewards)
+            for task, rewards in enumerate(([1.0] * size, [1.0, *[0.0] * (size - 1)]))
+        ]
+        try:
+            collect_reward_and_advantage_from_trajectory_groups(
+                groups, replace(algorithm, use_precomputed_advantage=False), estimator_state={}
+            )
+        except Exception as error:  # an estimator may be the user's own
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            key = f"rllm.algorithm.estimator_map.{role}" if role else "rllm.algorithm.adv_estimator"
+            raise ConfigError([f"{key}: {name!r} fails on groups of {size}: {' '.join(reason.split())}"]) from error
+
+
+def _made_up_group(group_id: str, rewards: list[float]) -> TrajectoryGroup:
+    info = {"state_key": "start", "values": [0.5, 0.5], "teacher_logprobs": [-1.0, -1.0]}
+    return TrajectoryGroup(
+        [
+            Trajectory(
+                steps=[Step(prompt_ids=[1], response_ids=[2, 3], logprobs=[-1.0, -1.0], reward=reward, info=dict(info))],
+                reward=reward,
+                info={"rewards": {"reward": reward}, "greedy_reward": 0.0},
+            )
+            for reward in rewards
+        ],
+        group_id,
+    )
 
 
 def _check_needs(algorithm: AlgorithmConfig, workflow_class: type[Workflow], reward_function: Any) -> None:

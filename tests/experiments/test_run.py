@@ -25,6 +25,7 @@ QUICK = [
     "task.val_size=2",
     "warm_start.steps=0",
     "rllm.rollout.n=2",
+    "training.num_minibatches=1",
     "data.train_batch_size=2",
     "data.max_response_length=4",
     "rllm.trainer.total_batches=2",
@@ -148,16 +149,39 @@ def test_cfg_prints_a_config_that_loads_to_the_same(capfd, tmp_path):
         ("rllm.trainer.resume=/nowhere", ["rllm.trainer.resume"]),
         ("rllm.trainer.logger=[csw]", ["rllm.trainer.logger", "csv"]),
         ("lightning.devices=many", ["lightning.devices"]),
+        ("rllm.algorithm.adv_estimator=pass_at_k", ["pass_at_k", "rllm.rollout.n"]),
     ],
 )
 def test_a_mistake_is_one_clear_message_and_exit_code_2(run, argument, words):
-    code, out, err, folder = run(argument)
+    code, out, err, folder = run("rllm.rollout.n=1", argument)
     assert code == 2, (out, err)
     for word in words:
         assert word in err
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) <= 2
     assert folder is None  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [r[:-1] for r in rewards], rewards", "shape"),
+        ("return [r * float('nan') for r in rewards], rewards", "broken"),
+        ("return None", "broken"),
+        ("raise KeyError('lost')", "lost"),
+    ],
+)
+def test_an_estimator_that_cannot_work_is_found_before_anything_expensive(run, tmp_path, monkeypatch, body, words):
+    name = f"broken_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(
+        f"from rllm_lightning import register_rllm_adv_estimator\n@register_rllm_adv_estimator('{name}')\ndef f(rewards, **kwargs):\n    {body}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, _, err, folder = run(f"plugins=[{name}]", f"rllm.algorithm.adv_estimator={name}", "run_root=elsewhere")
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err
+    assert folder is None
 
 
 def test_all_mistakes_are_named_at_once(run):
