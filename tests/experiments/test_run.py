@@ -173,9 +173,9 @@ def test_a_mistake_is_one_clear_message_and_exit_code_2(run, argument, words):
 )
 def test_an_estimator_that_cannot_work_is_found_before_anything_expensive(run, tmp_path, monkeypatch, body, words):
     name = f"broken_{abs(hash(body))}"
-    (tmp_path / f"{name}.py").write_text(
-        f"from rllm_lightning import register_rllm_adv_estimator\n@register_rllm_adv_estimator('{name}')\ndef f(rewards, **kwargs):\n    {body}\n"
-    )
+    decorator = f"@register_rllm_adv_estimator('{name}')"
+    lines = ["from rllm_lightning import register_rllm_adv_estimator", decorator, "def f(rewards, **kwargs):", f"    {body}"]
+    (tmp_path / f"{name}.py").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     code, _, err, folder = run(f"plugins=[{name}]", f"rllm.algorithm.adv_estimator={name}", "run_root=elsewhere")
     assert code == 2
