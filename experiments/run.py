@@ -33,6 +33,10 @@ def main(argv: list[str]) -> int:
             print(OmegaConf.to_yaml(config), end="")
             return 0
         cfg = Config.from_config(config)
+
+        from rllm_lightning.models.load import check_model
+
+        check_model(cfg.model)  # the trainer does so too, but drawing tasks takes longer
         tasks = TASKS.get(cfg.task.name)(cfg.data_seed, **cfg.task.args)
 
         from rllm_lightning.trainer.backend import LightningBackend
