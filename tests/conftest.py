@@ -5,10 +5,14 @@ The environment is set when this file is imported, before anything that reads it
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from rllm_lightning import registry
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="rllm-lightning-tests-"))
 
@@ -36,6 +40,21 @@ os.environ |= {
 
 settings.register_profile("reproducible", deadline=None, derandomize=True, database=None)
 settings.load_profile("reproducible")
+
+
+@pytest.fixture(autouse=True)
+def _plugins_of_a_test_end_with_it():
+    """What a test registers, and the modules it imported from temporary folders, are not there for the next."""
+    registries = [value for value in vars(registry).values() if isinstance(value, registry.Registry)]
+    entries, modules = [set(r._entries) for r in registries], set(sys.modules)
+    yield
+    for each, before in zip(registries, entries, strict=True):
+        for name in set(each._entries) - before:
+            if not registry._origin(each._entries[name]).startswith("rllm_lightning."):
+                del each._entries[name]
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(tempfile.gettempdir()):
+            del sys.modules[name]
 
 
 def pytest_unconfigure():

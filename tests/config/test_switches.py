@@ -47,6 +47,7 @@ FLIPS = {
     "model.dtype": "bfloat16",
     "training.optimizer": "sgd",
     "training.beta1": "0.5",
+    "warm_start.wrong_solutions": "0.5",
     "training.beta2": "0.5",
     "sampling.train.top_p": "0.5",
     "sampling.val.top_p": "0.5",
