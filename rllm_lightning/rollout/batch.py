@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rllm_lightning.rollout.decoding import Decoder
 from rllm_lightning.rollout.engine import SamplingParams
@@ -59,18 +58,20 @@ class Batch:
         self._waiting.append(request)
 
     def step(self) -> None:
-        """Finished rows leave, the rows left get their next logits, waiting requests join, and every row samples one token.
+        """Finished rows leave, waiting requests join, and every row samples one token.
 
         Raises:
             FloatingPointError: logits that are not numbers.
         """
         with exact_inference(self._device):
-            logits = [*self._advance(), *self._admit()]
-            if not self._rows:
+            self._drop_finished()
+            new = self._take_waiting()
+            if not self._rows and not new:
                 return
+            logits_BV = self._decoder.advance([request.tokens[-1] for request in self._rows], [request.prompt for request in new])
+            self._rows += new
             uniforms_B = torch.tensor([r.uniforms[len(r.tokens)] for r in self._rows], dtype=torch.float64, device=self._device)
-            sampling = BatchSampling.of([r.params for r in self._rows], self._device)
-            drawn = sample(torch.cat(logits) if len(logits) > 1 else logits[0], uniforms_B, sampling)
+            drawn = sample(logits_BV, uniforms_B, BatchSampling.of([r.params for r in self._rows], self._device))
             tokens, logprobs = torch.stack([part.double() for part in drawn]).tolist()  # the step's one wait for the device
         self._counts["steps"] += 1
         for request, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
@@ -101,23 +102,18 @@ class Batch:
         self._counts = dict.fromkeys(self._counts, 0)
         return counts
 
-    def _advance(self) -> list[Tensor]:
+    def _drop_finished(self) -> None:
         if gone := [i for i, request in enumerate(self._rows) if request.done.done()]:
             self._rows = [self._rows[i] for i in self._decoder.drop(gone)]
-        if not self._rows:
-            return []
-        return [self._decoder.step([request.tokens[-1] for request in self._rows])]
 
-    def _admit(self) -> list[Tensor]:
+    def _take_waiting(self) -> list[Request]:
+        """The requests that join now; they are rows only when the decoder has them."""
         waiting = [request for request in self._waiting if not request.done.done()]
         room = self._max_rows - len(self._rows)
         new, self._waiting = waiting[:room], waiting[room:]
-        if not new:
-            return []
-        self._rows += new
         self._counts["requests"] += len(new)
-        self._counts["prompt_tokens"] += sum(len(r.prompt) for r in new)
-        return [self._decoder.admit([r.prompt for r in new])]
+        self._counts["prompt_tokens"] += sum(len(request.prompt) for request in new)
+        return new
 
     def _append(self, request: Request, token: int, logprob: float) -> None:
         request.tokens.append(token)

@@ -1,10 +1,10 @@
 """Where next-token logits come from: the interface of a decoder, and the plain one.
 
-The engine holds the open requests as rows of a batch. It asks the decoder to `admit` prompts (new rows at the end of the
-batch), to `step` (append one token to every row) and to `drop` rows; the decoder answers with the logits of each row's next
-token and keeps whatever state it needs for that. To add a decoder, write these methods and hand it to the engine.
+The engine holds the open requests as rows of a batch. It asks the decoder to `advance`, which appends one token to every row
+and admits prompts as new rows, and to `drop` rows; the decoder answers with the logits of each row's next token and keeps
+whatever state it needs for that. To add a decoder, write these methods and hand it to the engine.
 
-Shapes: B rows of the batch, N new rows, V tokens of the vocabulary.
+Shapes: B rows of the batch, N rows of a cohort, L tokens of a row, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from rllm_lightning.rollout.weights import SamplingModel
 
@@ -23,11 +24,8 @@ from rllm_lightning.rollout.weights import SamplingModel
 class Decoder(Protocol):
     """Rows are numbered 0 to B-1. All calls are made under `torch.inference_mode`."""
 
-    def admit(self, prompts: Sequence[list[int]]) -> Tensor:
-        """Append a row for each prompt; the logits_NV of their first tokens."""
-
-    def step(self, tokens: Sequence[int]) -> Tensor:
-        """Append a token to every row; the logits_BV of the next ones."""
+    def advance(self, tokens: Sequence[int], prompts: Sequence[list[int]]) -> Tensor:
+        """Append a token to every row, and a new row for each prompt; the logits_BV of all rows' next tokens."""
 
     def drop(self, rows: Sequence[int]) -> list[int]:
         """Remove rows; the old numbers of the rows that are left, in their new order."""
@@ -63,27 +61,16 @@ class PlainDecoder:
         self._cohorts: list[_Cohort] = []
         self._prefill_tokens = 0
 
-    def admit(self, prompts: Sequence[list[int]]) -> Tensor:
-        from transformers import DynamicCache
-
-        first = sum(len(cohort.rows) for cohort in self._cohorts)
-        logits: list[Tensor] = [torch.empty(0)] * len(prompts)
+    def advance(self, tokens: Sequence[int], prompts: Sequence[list[int]]) -> Tensor:
+        logits = [self._forward(cohort, [[tokens[row]] for row in cohort.rows]) for cohort in self._cohorts]
         for length in dict.fromkeys(map(len, prompts)):
             places = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
-            cohort = _Cohort([first + i for i in places], DynamicCache(config=self._model.config))
-            logits_V = self._forward(cohort, torch.tensor([prompts[i] for i in places], device=self._device))
+            cohort = _Cohort([len(tokens) + i for i in places], DynamicCache(config=self._model.config))
+            logits.append(self._forward(cohort, [prompts[i] for i in places]))
             self._cohorts.append(cohort)
-            for i, row_V in zip(places, logits_V, strict=True):
-                logits[i] = row_V
         self._prefill_tokens += sum(map(len, prompts))
-        return torch.stack(logits)
-
-    def step(self, tokens: Sequence[int]) -> Tensor:
-        logits = [
-            self._forward(cohort, torch.tensor([[tokens[row]] for row in cohort.rows], device=self._device)) for cohort in self._cohorts
-        ]
-        order = torch.tensor([row for cohort in self._cohorts for row in cohort.rows], device=self._device)
-        return torch.cat(logits)[order.argsort()]
+        row_of_each = torch.tensor([row for cohort in self._cohorts for row in cohort.rows], device=self._device)
+        return torch.cat(logits)[row_of_each.argsort()]
 
     def drop(self, rows: Sequence[int]) -> list[int]:
         gone = set(rows)
@@ -105,6 +92,7 @@ class PlainDecoder:
         self._prefill_tokens = 0
         return counts
 
-    def _forward(self, cohort: _Cohort, tokens_NL: Tensor) -> Tensor:
-        output = self._model(input_ids=tokens_NL, use_cache=True, **{self._cache_name: cohort.cache}, **self._last_only)
+    def _forward(self, cohort: _Cohort, tokens: list[list[int]]) -> Tensor:
+        ids_NL = torch.tensor(tokens, device=self._device)
+        output = self._model(input_ids=ids_NL, use_cache=True, **{self._cache_name: cohort.cache}, **self._last_only)
         return output.logits[:, -1]

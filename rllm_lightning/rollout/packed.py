@@ -3,8 +3,8 @@
     prompt ──prefill──> line of the pool ──copied where it has more samples than a line has seats
     sample: a row of the batch, a seat of its prompt's line; its tokens go behind the prompt, one a step
 
-Every forward pass is one flat list of tokens (see `packed_attention`): the prompts that join, or one token of every row. A
-line goes with its last row, and the last line moves there.
+Every forward pass is one flat list of tokens (see `packed_attention`): one token of every row, and the prompts that join. A line
+goes with its last row, and the last line moves there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from rllm_lightning.rollout.decoding import PlainDecoder
 from rllm_lightning.rollout.kept_states import KeptStates
 from rllm_lightning.rollout.kv_pool import SEATS, KVPool
-from rllm_lightning.rollout.packed_attention import Packed, decode, prefill, use_packed_attention
+from rllm_lightning.rollout.packed_attention import Joined, Packed, decode, prefill, use_packed_attention
 from rllm_lightning.rollout.packed_support import cache_shape, compare, probe
 from rllm_lightning.rollout.weights import SamplingModel
 
@@ -49,6 +50,15 @@ class _Row:
     seat: int
     tokens: list[int] = field(default_factory=list)  # sampled, and fed back
     places: list[int] = field(default_factory=list)  # of those tokens in the line
+
+
+class _Pass(NamedTuple):
+    """A part of a forward pass; of its tokens those at `ends` are followed by one that is to be sampled."""
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    ends: Sequence[int]
+    packed: Packed
 
 
 class PackedDecoder:
@@ -79,31 +89,21 @@ class PackedDecoder:
             self._model.set_attn_implementation(own_attention)
             raise
 
-    def admit(self, prompts: Sequence[list[int]]) -> Tensor:
+    def advance(self, tokens: Sequence[int], prompts: Sequence[list[int]]) -> Tensor:
         counts = Counter(map(tuple, prompts))
+        known = {tuple(line.prompt) for line in self._lines}
+        self._append(tokens)
+        self._make_room(counts)
+        first, *further = [*_chunks(sorted((list(prompt) for prompt in counts if prompt not in known), key=len))] or [[]]
+        logits_BV = self._forward(tokens, first)
+        for chunk in further:
+            self._forward([], chunk)
         lines_of: dict[tuple[int, ...], list[_Line]] = defaultdict(list)
         for line in self._lines:
             lines_of[tuple(line.prompt)].append(line)
-        room = len(self._lines) + sum(-(-count // SEATS) for count in counts.values())
-        self._pool.reserve(room, max(map(len, prompts)) + ROOM)
-
-        unknown = sorted((list(prompt) for prompt in counts if prompt not in lines_of), key=len)
-        for chunk in _chunks(unknown):
-            for line in self._prefill(chunk):
-                lines_of[tuple(line.prompt)].append(line)
         new = [self._seat(lines_of[tuple(prompt)]) for prompt in prompts]
         self._rows += new
-        return torch.stack([row.line.first_logits_V for row in new])
-
-    def step(self, tokens: Sequence[int]) -> Tensor:
-        for row, token in zip(self._rows, tokens, strict=True):
-            row.tokens.append(token)
-            row.places.append(row.line.num_places)
-            row.line.num_places += 1
-        self._pool.reserve(len(self._lines), max(line.num_places for line in self._lines))
-        lines, seats, places = zip(*((row.line.number, row.seat, row.places[-1]) for row in self._rows), strict=True)
-        positions = [len(row.line.prompt) + len(row.tokens) - 1 for row in self._rows]
-        return self._forward(tokens, positions, decode(self._pool, lines, seats, places))
+        return torch.cat([logits_BV, *(row.line.first_logits_V[None] for row in new)])
 
     def drop(self, rows: Sequence[int]) -> list[int]:
         gone = set(rows)
@@ -127,26 +127,61 @@ class PackedDecoder:
         self._prefill_tokens = 0
         return counts
 
-    def _prefill(self, prompts: list[list[int]]) -> list[_Line]:
-        """New lines with their prompts computed, but for what is kept of them."""
-        first_line = len(self._lines)
-        starts = []
-        for number, prompt in enumerate(prompts, first_line):
+    def _append(self, tokens: Sequence[int]) -> None:
+        for row, token in zip(self._rows, tokens, strict=True):
+            row.tokens.append(token)
+            row.places.append(row.line.num_places)
+            row.line.num_places += 1
+
+    def _make_room(self, counts: Counter[tuple[int, ...]]) -> None:
+        """For the tokens that were appended, and for new samples of these prompts."""
+        num_lines = len(self._lines) + sum(-(-count // SEATS) for count in counts.values())
+        places = [line.num_places for line in self._lines] + [len(prompt) + ROOM for prompt in counts]
+        self._pool.reserve(num_lines, max(places))
+
+    def _forward(self, tokens: Sequence[int], prompts: list[list[int]]) -> Tensor:
+        """One pass over a token of every row (or of none) and over new prompts, which become lines; the rows' logits."""
+        passes = [self._decode_pass(tokens)] if tokens else []
+        passes += [self._prefill_pass(prompts)] if prompts else []
+        ids: list[int] = []
+        positions: list[int] = []
+        ends: list[int] = []
+        for part in passes:
+            ends += [len(ids) + end for end in part.ends]
+            ids += part.tokens
+            positions += part.positions
+        device = self._pool.device
+        logits_XV = self._model(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(ends, device=device),
+            packed=Joined([part.packed for part in passes]),
+        ).logits[0]
+        for prompt, logits_V in zip(prompts, logits_XV[len(tokens) :].clone(), strict=True):
+            self._lines.append(_Line(len(self._lines), prompt, logits_V, len(prompt)))
+        return logits_XV[: len(tokens)]
+
+    def _decode_pass(self, tokens: Sequence[int]) -> _Pass:
+        lines, seats, places = zip(*((row.line.number, row.seat, row.places[-1]) for row in self._rows), strict=True)
+        positions = [len(row.line.prompt) + len(row.tokens) - 1 for row in self._rows]
+        return _Pass(tokens, positions, range(len(tokens)), decode(self._pool, lines, seats, places))
+
+    def _prefill_pass(self, prompts: list[list[int]]) -> _Pass:
+        """The prompts, but for what is kept of them, on the lines that come next."""
+        first_line, lengths, starts = len(self._lines), [len(prompt) for prompt in prompts], []
+        for line, prompt in enumerate(prompts, first_line):
             state = self._kept.longest(prompt)
             starts.append(0 if state is None else state.shape[3])
             if state is not None:
-                self._pool.kv[:, :, number, :, : starts[-1]] = state
-        lengths = [len(prompt) for prompt in prompts]
-        tokens = [token for prompt, start in zip(prompts, starts, strict=True) for token in prompt[start:]]
-        positions = [position for start, length in zip(starts, lengths, strict=True) for position in range(start, length)]
-        last = [end - 1 for end in accumulate(length - start for start, length in zip(starts, lengths, strict=True))]
-        packed = prefill(self._pool, first_line, starts, lengths)
-        logits = self._forward(tokens, positions, packed, logits_to_keep=torch.tensor(last, device=self._pool.device))
-        self._prefill_tokens += len(tokens)
+                self._pool.kv[:, :, line, :, : starts[-1]] = state
         self._pool.open_lines(range(first_line, first_line + len(prompts)), lengths)
-        lines = [_Line(first_line + i, prompt, logits[i], len(prompt)) for i, prompt in enumerate(prompts)]
-        self._lines += lines
-        return lines
+        spans = [range(start, length) for start, length in zip(starts, lengths, strict=True)]
+        positions = [place for span in spans for place in span]
+        tokens = [token for prompt, span in zip(prompts, spans, strict=True) for token in prompt[span.start :]]
+        self._prefill_tokens += len(tokens)
+        ends = [end - 1 for end in accumulate(map(len, spans))]
+        return _Pass(tokens, positions, ends, prefill(self._pool, first_line, spans))
 
     def _seat(self, lines: list[_Line]) -> _Row:
         """A sample on one of its prompt's lines, or on a copy where all seats are taken."""
@@ -178,10 +213,6 @@ class PackedDecoder:
             self._lines[gap] = line
             line.number = gap
         del self._lines[left:]
-
-    def _forward(self, tokens: Sequence[int], positions: Sequence[int], packed: Packed, **keep: Tensor) -> Tensor:
-        ids_1N, positions_1N = (torch.tensor([column], device=self._pool.device) for column in (tokens, positions))
-        return self._model(input_ids=ids_1N, position_ids=positions_1N, use_cache=False, packed=packed, **keep).logits[0]
 
 
 def _chunks(prompts: list[list[int]]) -> Iterator[list[list[int]]]:

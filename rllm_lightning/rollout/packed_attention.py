@@ -1,11 +1,11 @@
 """Attention for a flat list of tokens from many sequences, where samples share their prompt's keys and values.
 
 The model sees one row of N tokens without padding; linear layers need not know whose they are. Only attention does: the
-model's forward hands `packed=` through to the function registered here, which asks that object, a `Prefill` (tokens of
-prompts) or a `Decode` (one more token of every sample). Both store the new keys and values in the lines of a `KVPool`, and
-gather the queries into a grid, line by line, so that one call computes all: the samples of a line are queries of one
-sequence, and the pool's mask keeps them from each other's tokens. Query heads that share a key head (grouped-query attention)
-are further queries of that head.
+model's forward hands `packed=` through to the function registered here, which asks that object: tokens of new prompts
+(`prefill`), one more token of every sample (`decode`), or both in one pass (`Joined`). New keys and values go into the lines of
+a `KVPool`; queries are gathered into a grid, line by line, so that one call computes all: the samples of a line are queries of
+one sequence, and the pool's mask keeps them from each other's tokens. Query heads that share a key head (grouped-query
+attention) are further queries of that head.
 
 Shapes: N tokens of the forward pass, L lines, Q queries a line, P places, S seats, H key heads, R query heads a key head, D
 dimension of a head.
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import AttentionInterface
 
 from rllm_lightning.rollout.kv_pool import KVPool
 
@@ -32,8 +33,6 @@ class UnsupportedModel(ValueError):
 
 def use_packed_attention(causal_lm: Any) -> None:
     """Let a Hugging Face model compute attention by this file; its forward then needs the keyword `packed`."""
-    from transformers import AttentionInterface
-
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
     causal_lm.set_attn_implementation(IMPLEMENTATION)
 
@@ -46,7 +45,7 @@ def packed_attention(
     attention_mask: None,
     *,
     scaling: float | None = None,
-    packed: Packed | None = None,
+    packed: Joined | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of `IMPLEMENTATION`: query [1, H*R, N, D], key and value [1, H, N, D] -> [1, N, H*R, D].
@@ -63,7 +62,7 @@ def packed_attention(
 
 
 class Packed:
-    """One forward pass over N tokens, as its attention layers see it.
+    """Tokens of a forward pass as its attention layers see them: queries that all look at their own line.
 
     Args:
         first_line: of the lines that the queries look at; as many as the mask has.
@@ -75,6 +74,7 @@ class Packed:
     def __init__(
         self, pool: KVPool, first_line: int, line_N: Sequence[int], query_N: Sequence[int], place_N: Sequence[int], mask_LQP: Tensor
     ):
+        self.num_tokens = len(line_N)
         self._pool = pool
         self._mask_LQP = mask_LQP
         num_lines, self._num_queries, self._num_places = mask_LQP.shape
@@ -108,13 +108,24 @@ class Packed:
         return token_of_cell, cell_of_token, self._mask_LQP.repeat_interleave(num_shared, dim=1)[:, None]
 
 
-def prefill(pool: KVPool, first_line: int, starts: Sequence[int], lengths: Sequence[int]) -> Packed:
-    """The prompts of the lines from `first_line` on, each from its `start` (the places before it are filled) to its length."""
-    spans = [range(start, length) for start, length in zip(starts, lengths, strict=True)]
-    place_P = torch.arange(max(lengths), device=pool.device)
-    query_place_LQ = torch.tensor(starts, device=pool.device)[:, None] + torch.arange(max(map(len, spans)), device=pool.device)
-    mask_LQP = torch.zeros(*query_place_LQ.shape, len(place_P), dtype=pool.kv.dtype, device=pool.device)
-    mask_LQP.masked_fill_(place_P > query_place_LQ[..., None], -torch.inf)
+class Joined:
+    """Several `Packed` in one forward pass, one after the other: grids of different sizes need no padding to each other."""
+
+    def __init__(self, parts: Sequence[Packed]):
+        self._parts = parts
+        self._sizes = [part.num_tokens for part in parts]
+
+    def attend(self, layer: int, q_NHRD: Tensor, k_NHD: Tensor, v_NHD: Tensor, scaling: float | None) -> Tensor:
+        slices = zip(self._parts, *(x.split(self._sizes) for x in (q_NHRD, k_NHD, v_NHD)), strict=True)
+        return torch.cat([part.attend(layer, q, k, v, scaling) for part, q, k, v in slices])
+
+
+def prefill(pool: KVPool, first_line: int, spans: Sequence[range]) -> Packed:
+    """Prompts on the lines from `first_line` on: of each the places in its span; those before are filled already."""
+    starts, num_queries, num_places = [span.start for span in spans], max(map(len, spans)), max(span.stop for span in spans)
+    place_P = torch.arange(num_places, device=pool.device)
+    query_place_LQ1 = torch.tensor(starts, device=pool.device)[:, None, None] + torch.arange(num_queries, device=pool.device)[:, None]
+    mask_LQP = pool.kv.new_zeros(len(spans), num_queries, num_places).masked_fill_(place_P > query_place_LQ1, -torch.inf)
     line_N = [line for line, span in enumerate(spans) for _ in span]
     query_N = [query for span in spans for query in range(len(span))]
     return Packed(pool, first_line, line_N, query_N, [place for span in spans for place in span], mask_LQP)

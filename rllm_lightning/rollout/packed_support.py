@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from rllm_lightning.rollout.decoding import Decoder
 from rllm_lightning.rollout.packed_attention import UnsupportedModel
@@ -23,9 +25,6 @@ def cache_shape(model: SamplingModel) -> tuple[int, int, int, torch.dtype, torch
     Raises:
         UnsupportedModel: the model keeps something else than the keys and values of all tokens, or takes no attention function.
     """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
     causal_lm = model.causal_lm
     parameters = inspect.signature(causal_lm.forward).parameters
     if not getattr(causal_lm, "_supports_attention_backend", False) or not {"logits_to_keep", "position_ids"} <= set(parameters):
@@ -43,10 +42,10 @@ def cache_shape(model: SamplingModel) -> tuple[int, int, int, torch.dtype, torch
 
 
 def probe(decoder: Decoder, causal_lm: Any) -> Tensor:
-    """Logits that a decoder gives for a few tokens: three prompts, two of them equal, and two steps."""
+    """Logits that a decoder gives for a few tokens: prompts that come together, equal ones, one that comes later."""
     vocab_size = causal_lm.config.get_text_config(decoder=True).vocab_size
-    first, second, third = ([7 * i % vocab_size for i in range(start, start + length)] for start, length in ((1, 6), (4, 3), (2, 3)))
-    logits = [decoder.admit([first, second, second]), decoder.step(third), decoder.step(second)]
+    first, second, third = ([7 * i % vocab_size for i in range(start, start + length)] for start, length in ((1, 6), (4, 3), (2, 4)))
+    logits = [decoder.advance([], [first, second, second]), decoder.advance(second, [third]), decoder.advance(third, [])]
     decoder.clear()
     decoder.pop_metrics()
     return torch.cat(logits)
