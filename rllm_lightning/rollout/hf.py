@@ -44,9 +44,12 @@ class HFEngine(RolloutEngine):
     checkpoint's generation config only the EOS ids count.
 
     Args:
+        fast: decode with packed tokens and shared prompts where the model allows it (else, after one warning, and with false, any
+            model by its own forward and cache).
         dtype: precision to sample in: None with the trainer's own weights, else a copy of them in `float32`, `bfloat16` or
             `float16`, made up to date at every weight update.
         max_batch_size: requests decoded at once; more wait.
+        kept_state_mb: memory for the states of answered requests, from which later turns go on; 0 computes every turn in full.
 
     Raises:
         ValueError: no model, no chat template, or a key out of range.
@@ -62,6 +65,8 @@ class HFEngine(RolloutEngine):
             raise ValueError(f"rollout_engine.dtype: must be null or one of {', '.join(DTYPES)}; got {dtype!r}")
         if max_batch_size < 1:
             raise ValueError(f"rollout_engine.max_batch_size: must be at least 1, got {max_batch_size}")
+        if kept_state_mb < 0:
+            raise ValueError(f"rollout_engine.kept_state_mb: must be at least 0, got {kept_state_mb}")
         self._dtype = None if dtype is None else DTYPES[dtype]
         self._max_batch_size = max_batch_size
         self._fast = fast
@@ -102,7 +107,8 @@ class HFEngine(RolloutEngine):
         return output
 
     def on_weights_updated(self, weight_version: int) -> None:
-        """Takes over the new weights and forgets all that was computed with the old ones."""
+        """Takes over the new weights and forgets all that was computed with the old ones. To be called whenever weights change
+        after the first request: after an update, and after loading a checkpoint."""
         super().on_weights_updated(weight_version)
         if self._model is not None:
             self._model.refresh()
@@ -205,6 +211,7 @@ async def _decode(batch: Batch) -> None:
             batch.step()
             await asyncio.sleep(0)
     except BaseException as error:
+        told = batch.num_open > 0
         batch.close(error)
-        if not isinstance(error, Exception):
+        if not told or not isinstance(error, Exception):
             raise

@@ -22,7 +22,7 @@ from torch import Tensor
 from rllm_lightning.rollout.decoding import PlainDecoder
 from rllm_lightning.rollout.kept_states import KeptStates
 from rllm_lightning.rollout.kv_pool import SEATS, KVPool
-from rllm_lightning.rollout.packed_attention import Joined, Packed, decode, prefill, use_packed_attention
+from rllm_lightning.rollout.packed_attention import Joined, Packed, UnsupportedModel, decode, prefill, use_packed_attention
 from rllm_lightning.rollout.packed_support import cache_shape, compare, probe
 from rllm_lightning.rollout.weights import SamplingModel
 
@@ -85,9 +85,11 @@ class PackedDecoder:
         use_packed_attention(self._model)
         try:
             compare(probe(self, self._model), expected)
-        except Exception:
+        except Exception as error:  # whatever the model's code makes of an attention function that is not its own
             self._model.set_attn_implementation(own_attention)
-            raise
+            if isinstance(error, UnsupportedModel):
+                raise
+            raise UnsupportedModel(f"with another attention function its code fails ({type(error).__name__}: {error})") from error
 
     def advance(self, tokens: Sequence[int], prompts: Sequence[list[int]]) -> Tensor:
         counts = Counter(map(tuple, prompts))
@@ -156,7 +158,7 @@ class PackedDecoder:
             position_ids=torch.tensor([positions], device=device),
             use_cache=False,
             logits_to_keep=torch.tensor(ends, device=device),
-            packed=Joined([part.packed for part in passes]),
+            packed=Joined([part.packed for part in passes]) if len(passes) > 1 else passes[0].packed,
         ).logits[0]
         for prompt, logits_V in zip(prompts, logits_XV[len(tokens) :].clone(), strict=True):
             self._lines.append(_Line(len(self._lines), prompt, logits_V, len(prompt)))

@@ -45,7 +45,7 @@ def packed_attention(
     attention_mask: None,
     *,
     scaling: float | None = None,
-    packed: Joined | None = None,
+    packed: Packed | Joined | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of `IMPLEMENTATION`: query [1, H*R, N, D], key and value [1, H, N, D] -> [1, N, H*R, D].

@@ -395,6 +395,8 @@ def test_mistakes_in_the_setup_are_named(model, tokenizer, make_engine):
         make_engine(dtype="half")
     with pytest.raises(ValueError, match=r"rollout_engine\.max_batch_size"):
         make_engine(max_batch_size=0)
+    with pytest.raises(ValueError, match=r"rollout_engine\.kept_state_mb"):
+        make_engine(kept_state_mb=-1)
     bare = copy.deepcopy(tokenizer)
     bare.chat_template = None
     with pytest.raises(ValueError, match="chat template"):

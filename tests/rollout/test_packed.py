@@ -121,6 +121,8 @@ def test_kept_states_are_of_the_present_weights(make_engine, model, same_answers
         REQUEST.set(RequestContext(seed=1, global_step=1, task_id="a"))
         messages = [{"role": "user", "content": "hello"}]
         answer = await engine.get_model_response(messages)
+        for _ in range(3):
+            await asyncio.sleep(0)  # its state is kept by now
         update()
         messages = [*messages, {"role": "assistant", "content": answer.content}, {"role": "user", "content": "more"}]
         return await engine.get_model_response(messages)

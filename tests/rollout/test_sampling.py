@@ -87,6 +87,8 @@ def test_top_p_keeps_the_smallest_set_that_holds_it():
     for top_p, kept in ((1e-9, [1]), (0.4, [1]), (0.65, [1, 3]), (0.75, [1, 2, 3]), (0.95, [0, 1, 2, 3])):
         tokens, _ = draw(log(0.1, 0.4, 0.2, 0.3), [i / 1000 for i in range(1000)], top_p=top_p)
         assert sorted(set(tokens)) == kept
+    tokens, _ = draw(torch.zeros(4), [0, 0.5, LAST], top_p=0.5)
+    assert set(tokens) == {0, 1}  # two of four equal tokens hold exactly half
 
 
 def test_top_p_counts_within_what_top_k_left():
