@@ -6,7 +6,8 @@
     compute_advantages         algorithms/advantage over all groups
     update_policy              minibatches -> micro-batches -> loss -> backward -> clip -> optimizer step -> schedule step
 
-What Lightning owns is handed in by `bind`: the wrapped policy, the optimizer, and `manual_backward`.
+What Lightning owns is handed in by `bind`: the wrapped policy, the optimizer, and `backward`. Every rank holds the rows of the whole
+batch; the passes over them (`process_backend_batch`, `update_policy`) are shared out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,11 +25,12 @@ from rllm_lightning.config import AlgorithmConfig, Config, ConfigError
 from rllm_lightning.models.load import check_model
 from rllm_lightning.registry import ENGINES, ESTIMATORS
 from rllm_lightning.rollout.engine import EngineSetup, RolloutEngine, SamplingParams
-from rllm_lightning.trainer.batch import TrainBatch, make_train_batch, split_minibatches
+from rllm_lightning.trainer.batch import Row, TrainBatch, make_train_batch, split_minibatches
 from rllm_lightning.trainer.data import TaskLoader, task_id_of
 from rllm_lightning.trainer.optimization import make_optimizer, schedule_factor, warmup_steps_of
 from rllm_lightning.trainer.policy import Policy
 from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
+from rllm_lightning.trainer.ranks import Ranks
 from rllm_lightning.trainer.update import MinibatchUpdate, UpdateMetrics
 from rllm_lightning.trainer.warm_start import warm_start
 from rllm_lightning.types import Episode
@@ -51,7 +54,8 @@ class LightningBackend(BackendProtocol):
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.engine: RolloutEngine | None = None
-        self.manual_backward: Callable[[Any], None] | None = None
+        self.backward: Callable[..., None] | None = None
+        self.ranks = Ranks()
         self.train_dataset: Sequence[dict[str, Any]] = ()
 
     # ------------------------------------------------------------------------------------------------------------ set-up
@@ -75,8 +79,13 @@ class LightningBackend(BackendProtocol):
     def configure_optimizers(self, policy: torch.nn.Module) -> Any:
         return make_optimizer(policy, self.cfg.training)
 
-    def bind(self, policy: Any, optimizer: Any, manual_backward: Callable[[Any], None]) -> None:
-        self.policy, self.optimizer, self.manual_backward = policy, optimizer, manual_backward
+    def bind(self, policy: Any, optimizer: Any, backward: Callable[..., None], ranks: Ranks) -> None:
+        self.policy, self.optimizer, self.backward, self.ranks = policy, optimizer, backward, ranks
+
+    async def warm_up(self, trainer_state: TrainerState) -> None:
+        assert self.policy is not None, "bind() comes first"
+        if self.cfg.warm_start.steps > 0:
+            await warm_start(self.policy, self.train_dataset, self.cfg)
 
     def init_rollout_engine(self, **configs: Any) -> RolloutEngine:
         assert self.policy is not None, "bind() comes first"
@@ -99,11 +108,8 @@ class LightningBackend(BackendProtocol):
 
     async def on_train_start(self, trainer_state: TrainerState) -> None:
         assert self.policy is not None
-        fresh = trainer_state.global_step == 0
-        if fresh and self.cfg.warm_start.steps > 0:
-            warm_start(self.policy, self.train_dataset, self.cfg)
-            assert self.engine is not None
-            self.engine.on_weights_updated(trainer_state.weight_version)
+        assert self.engine is not None
+        self.engine.on_weights_updated(trainer_state.weight_version)  # it was made before they were loaded or warmed up
         if self.algorithm.kl_beta > 0:
             self.policy.keep_reference()
         total = trainer_state.total_steps * self.cfg.training.num_minibatches * self.cfg.training.num_epochs_per_batch
@@ -155,7 +161,8 @@ class LightningBackend(BackendProtocol):
                 row.old_logprobs = row.rollout_logprobs
         if not (want_old or want_reference or "values" in self.needs):
             return
-        for micro in self.policy.micro_batches(batch.rows, training.micro_batch_tokens):
+        rows = self.ranks.share_rows(batch.rows)
+        for micro in self.policy.micro_batches(rows, training.micro_batch_tokens):
             with torch.no_grad():
                 scores = self.policy(micro) if want_old or "values" in self.needs else None
             reference = self.policy.reference_logprobs(micro).tolist() if want_reference else None
@@ -167,6 +174,18 @@ class LightningBackend(BackendProtocol):
                     row.step.info["values"] = scores.values[index, :length].tolist()
                 if reference is not None:
                     row.ref_logprobs = reference[index][:length]
+        self._exchange_scores(batch.rows, rows)
+
+    def _exchange_scores(self, rows: Sequence[Row], mine: Sequence[Row]) -> None:
+        """All ranks get what each has computed of its rows."""
+        if self.ranks.world_size == 1:
+            return
+        number = {id(row): index for index, row in enumerate(rows)}
+        scores = [(number[id(row)], row.old_logprobs, row.ref_logprobs, row.step.info.get("values")) for row in mine]
+        for index, old, reference, values in chain.from_iterable(self.ranks.gather(scores)):
+            rows[index].old_logprobs, rows[index].ref_logprobs = old, reference
+            if values is not None:
+                rows[index].step.info["values"] = values
 
     @property
     def _kl_in_reward(self) -> bool:
@@ -202,14 +221,14 @@ class LightningBackend(BackendProtocol):
     def update_policy(self, trainer_state: TrainerState) -> None:
         """One optimizer step for each minibatch and epoch; minibatches without a trainable token are skipped."""
         assert self.policy is not None
-        assert self.manual_backward is not None
+        assert self.backward is not None
         training, metrics = self.cfg.training, UpdateMetrics()
         batch: TrainBatch = trainer_state.backend_batch.with_advantages()
         steps = 0
         for epoch in range(training.num_epochs_per_batch):
             key = (self.cfg.seed, trainer_state.global_step, epoch)
             for rows in split_minibatches(batch, training.num_minibatches, key):
-                update = MinibatchUpdate(rows, self.cfg, self.policy, self.manual_backward, metrics)
+                update = MinibatchUpdate(rows, self.cfg, self.policy, self.backward, metrics, self.ranks)
                 self.optimizer.zero_grad(set_to_none=True)
                 with self.policy.training_mode():
                     update.backward()
@@ -220,7 +239,7 @@ class LightningBackend(BackendProtocol):
                 steps += 1
         info = trainer_state.extra_info
         info["optimizer_steps"] = int(info.get("optimizer_steps", 0)) + steps
-        trainer_state.metrics.update(metrics.compute())
+        trainer_state.metrics.update(metrics.compute(self.ranks))
         trainer_state.metrics["optim/steps"] = float(info["optimizer_steps"])
         trainer_state.metrics["actor/skipped"] = float(steps == 0)
         if steps:

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: the rollout is cancelled at once, an update runs to its end, and the run is saved.
+"""Ctrl-C, SIGTERM and SIGUSR1 (SLURM's requeue): the rollout is cancelled at once, an update runs to its end, and the run is saved.
 
-The handlers only set a flag. `StopSignal.wait` runs a coroutine while watching it; the loop looks at it between batches. A second
-signal of the same kind acts as it would without us.
+The handlers only set a flag and tell the other ranks. `StopSignal.wait` runs a coroutine while watching it. Ranks stop at the same
+place, whichever of them got the signal: that is what `settle` and `check` are for, which all ranks reach at once. A second signal
+of the same kind acts as it would without us.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
+
+from rllm_lightning.trainer.ranks import Ranks
+from rllm_lightning.trainer.watch import RankWatch
 
 T = TypeVar("T")
 
@@ -34,19 +38,37 @@ class Interrupted(BaseException):
 
 
 class StopSignal:
-    """Whether, and by which signal, the run was asked to stop."""
+    """Whether, and by which signal, the run was asked to stop; on this rank, or on another that said so."""
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.ranks = Ranks()
+        self.watch: RankWatch | None = None
         self._former: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
         return self.signum is not None
 
+    def join(self, ranks: Ranks, watch: RankWatch) -> None:
+        """The ranks have met: from now on they stop together."""
+        self.ranks, self.watch = ranks, watch
+        if self.signum is not None:
+            watch.tell_signal(self.signum)
+
+    @property
+    def joined(self) -> bool:
+        return self.watch is not None
+
     def request(self, signum: int = signal.SIGINT) -> None:
         """Ask the run to stop."""
+        self.heard(signum)
+        if self.watch is not None:
+            self.watch.tell_signal(signum)
+
+    def heard(self, signum: int) -> None:
+        """Another rank was asked to stop."""
         self.signum = signum
 
     def install(self) -> None:
@@ -67,7 +89,7 @@ class StopSignal:
         if self.signum == signum:
             self.restore()
             signal.raise_signal(signum)
-        self.signum = signum
+        self.request(signum)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -78,19 +100,31 @@ class StopSignal:
             self.restore()
 
     def check(self) -> None:
-        """Raise `Interrupted` if the run was asked to stop."""
-        if self.signum is not None:
-            raise Interrupted(self.signum)
+        """Raise `Interrupted` on all ranks if any was asked to stop. All ranks call this at once."""
+        self.settle(self.ranks.gather(self.signum))
 
-    async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; when the run is asked to stop, `work` is cancelled and `Interrupted` raised."""
+    def settle(self, signums: Sequence[int | None]) -> None:
+        """`check` for those that have gathered every rank's `signum` already."""
+        if asked := [signum for signum in signums if signum is not None]:
+            self.signum = asked[0]
+            raise Interrupted(asked[0])
+
+    async def wait(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`. It is cancelled when the run is asked to stop (None), or when another rank fails.
+
+        Raises:
+            RankFailed: another rank failed.
+        """
         task = asyncio.ensure_future(work)
         try:
             while True:
                 done, _ = await asyncio.wait({task}, timeout=POLL_S)
                 if done:
                     return task.result()
-                self.check()
+                if self.watch is not None and self.watch.failure is not None:
+                    raise self.watch.failure
+                if self:
+                    return None
         finally:
             if not task.done():
                 task.cancel()

@@ -5,6 +5,9 @@
 Lightning owns devices, precision and checkpoints. Optimization is manual: Lightning's own `global_step` counts optimizer steps (none
 for a batch that was filtered out, several for several minibatches), so nothing here goes by it; `TrainerState.global_step` counts
 batches, is the x-axis, and decides about validation, saving and stopping.
+
+With several processes (ranks) each samples the answers to a share of the tasks; then all hold the episodes of the whole batch, and
+every line below does on each of them what it would do in the only one. The first rank alone writes.
 """
 
 from __future__ import annotations
@@ -14,17 +17,19 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 
+from rllm_lightning import schema
 from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
 from rllm_lightning.algorithms.metrics import termination_metrics, validation_metrics, workflow_metrics
 from rllm_lightning.algorithms.rejection_sampling import apply_rejection_sampling_and_filtering
 from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name, transform_episodes_to_trajectory_groups
-from rllm_lightning.config import Config, RejectionSamplingConfig, TransformConfig
+from rllm_lightning.config import Config, ConfigError, RejectionSamplingConfig, TransformConfig
 from rllm_lightning.tracking.episode_logger import EpisodeLogger
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.summary import RunSummary
@@ -32,7 +37,10 @@ from rllm_lightning.tracking.tracker import Tracker
 from rllm_lightning.trainer.checkpoints import prune, publish_as_last
 from rllm_lightning.trainer.data import TaskBatch
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
+from rllm_lightning.trainer.precision import AUTO, MIXED, choose_precision
 from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
+from rllm_lightning.trainer.ranks import Ranks, merge
+from rllm_lightning.trainer.watch import RankWatch
 from rllm_lightning.types import Episode, TerminationReason
 from rllm_lightning.workflows.engine import UnifiedWorkflowEngine
 from rllm_lightning.workflows.workflow import Workflow
@@ -51,8 +59,9 @@ class UnifiedLightningModule(L.LightningModule):
         config: the typed config.
         workflow_class, workflow_args: what is run on each task.
         train_dataset, val_dataset: tasks (dicts); an empty validation set means no validation.
-        run: where files go. summary: follows the run.
+        run: where files go; summary: follows the run. Both are None on other ranks than the first.
         stop: set when the run was asked to stop.
+        emergency: ends what must be ended where a failed rank leaves this one no other way.
         traj_grouping_hook: makes the trajectory groups.
     """
 
@@ -64,10 +73,11 @@ class UnifiedLightningModule(L.LightningModule):
         workflow_args: dict[str, Any],
         train_dataset: Sequence[dict[str, Any]],
         val_dataset: Sequence[dict[str, Any]],
-        run: RunDirectory,
-        summary: RunSummary,
+        run: RunDirectory | None,
+        summary: RunSummary | None,
         stop: StopSignal,
         traj_grouping_hook: GroupingHook = group_by_task_and_name,
+        emergency: Callable[[], None] = lambda: None,
     ):
         super().__init__()
         self.automatic_optimization = False
@@ -76,19 +86,38 @@ class UnifiedLightningModule(L.LightningModule):
         self.workflow_class, self.workflow_args = workflow_class, workflow_args
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.run_directory, self.summary, self.stop = run, summary, stop
-        self.traj_grouping_hook = traj_grouping_hook
+        self.traj_grouping_hook, self.emergency = traj_grouping_hook, emergency
+        self.ranks = Ranks()
         rejection = config.rllm.rejection_sample
         self.rejection_config = rejection if rejection.enable else RejectionSamplingConfig()
-        logging_config = config.rllm.episode_logging
-        self.episode_logger = EpisodeLogger(logging_config.episode_log_dir or run.episodes) if logging_config.log_episodes else None
+        self.episode_logger: EpisodeLogger | None = None
+        if run is not None and config.rllm.episode_logging.log_episodes:
+            self.episode_logger = EpisodeLogger(config.rllm.episode_logging.episode_log_dir or run.episodes)
         self.trainer_state = TrainerState()
-        self.policy = backend.build_policy()
+        self.policy: torch.nn.Module | None = None
         self.workflow_engine: UnifiedWorkflowEngine | None = None
+        self.interrupted: Interrupted | None = None
         self._runner = asyncio.Runner()
         self._last_validation = -1
-        self._last_logged = -1
 
     # ------------------------------------------------------------------------------------------ what Lightning asks for
+
+    def setup(self, stage: str) -> None:
+        """The ranks meet: they watch each other, and must have one config; files lie where the first one puts them."""
+        self.ranks = Ranks.of_process_group()
+        environment = getattr(self.trainer.strategy, "cluster_environment", None)
+        address = environment.main_address if environment is not None else "localhost"
+        self.stop.join(self.ranks, RankWatch.start(self.ranks, address, self.stop.heard, self.emergency))
+        self._check_same_config()
+        folder = self.ranks.broadcast(self.run_directory.path if self.run_directory else None)
+        assert folder is not None, "the first rank has a run directory"
+        self.run_directory = RunDirectory(folder)
+
+    def configure_model(self) -> None:
+        if self.policy is None:
+            self.policy = self.backend.build_policy()
+            if self.config.lightning.precision == AUTO:
+                self._settle_precision()
 
     def train_dataloader(self) -> Any:
         tasks = self.train_dataset if len(self.train_dataset) else self.val_dataset  # val_only; Lightning skips a fit without batches
@@ -122,29 +151,38 @@ class UnifiedLightningModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         state, trainer_config = self.trainer_state, self.config.rllm.trainer
-        self.stop.install()
         state.total_steps = len(self.trainer.train_dataloader)  # type: ignore[arg-type]
-        self.backend.bind(self.policy, self._optimizer(), self.manual_backward)
+        self.backend.bind(self.policy, self._optimizer(), self.add_gradient, self.ranks)
         engine = self.backend.init_rollout_engine()
         engine.weight_version = state.weight_version
         self.workflow_engine = UnifiedWorkflowEngine(self.workflow_class, self.workflow_args, engine, self.config)
-        self.summary.begin(state.global_step)
+        if self.summary is not None:
+            self.summary.precision = str(self.trainer.precision)
+            self.summary.begin(state.global_step)
         for tracker in self._trackers():
             tracker.begin(state.global_step, state.total_steps)
         with self._ending_on_interruption():
-            self.stop.check()
-            self.wait(self.backend.on_train_start(state))
+            if state.global_step == 0:
+                if self.ranks.is_first:
+                    self.wait(self.stop.wait(self.backend.warm_up(state)))
+                self.stop.check()
+                self.ranks.send_weights(self.policy)
+            self.run(self.backend.on_train_start(state))
             if state.global_step == 0 and (trainer_config.val_before_train or trainer_config.val_only):
                 self.log_step(self.validate())
         if trainer_config.val_only or state.global_step >= state.total_steps:
             self.trainer.should_stop = True
 
     def on_train_end(self) -> None:
-        state = self.trainer_state
+        state, val_only = self.trainer_state, self.config.rllm.trainer.val_only
         with self._ending_on_interruption():
-            if not self.stop and not self.config.rllm.trainer.val_only and self._last_validation != state.global_step:
+            if not self.interrupted and not val_only and self._last_validation != state.global_step:
                 self.log_step(self.validate())
-        self.wait(self.backend.on_train_end(state), interruptible=False)
+        self.wait(self.backend.on_train_end(state))
+        if not val_only:
+            self.save_checkpoint()
+            if self.interrupted is None:
+                self.save_model()
 
     def close(self) -> None:
         """End the workflows and the event loop. Idempotent."""
@@ -162,9 +200,9 @@ class UnifiedLightningModule(L.LightningModule):
         start = time.perf_counter()
         try:
             self._pipeline(batch)
-        except Interrupted:  # in stage 1: nothing of this batch has been learnt, it is sampled again after a resume
+        except Interrupted as interrupted:  # in stage 1: nothing of this batch has been learnt, it is sampled again after a resume
             state.global_step -= 1
-            self.trainer.should_stop = True
+            self.interrupted, self.trainer.should_stop = interrupted, True
             return
         finally:
             if self.episode_logger is not None and state.has_episodes:
@@ -178,12 +216,12 @@ class UnifiedLightningModule(L.LightningModule):
 
         engine.set_training_step(state.global_step, "train")
         if batch.first_of_epoch:
-            self.wait(backend.on_epoch_start(state))
-        self.wait(backend.on_batch_start(state))
+            self.run(backend.on_epoch_start(state))
+        self.run(backend.on_batch_start(state))
 
         # 1. rollouts
         with self.timed("generate"):
-            state.episodes = self.wait(backend.generate_episodes(batch.tasks, engine))
+            state.episodes = self.rollouts(batch.tasks)
         if not state.has_episodes:
             logger.warning("step %d: no episodes", state.global_step)
             return
@@ -205,14 +243,14 @@ class UnifiedLightningModule(L.LightningModule):
                 state.backend_batch = backend.transform_to_backend_batch(state)
             # 5. what the loss needs besides advantages
             with self.timed("process"):
-                self.wait(backend.process_backend_batch(state), interruptible=False)
+                self.wait(backend.process_backend_batch(state))
             # 6. advantages
             with self.timed("advantage"):
                 backend.compute_advantages(state, self.config.rllm.algorithm)
             # 7. update
             with self.timed("update"):
                 backend.update_policy(state)
-                self.wait(backend.on_policy_updated(state), interruptible=False)
+                self.wait(backend.on_policy_updated(state))
         else:
             reasons = Counter((episode.termination_reason or TerminationReason.UNKNOWN).value for episode in state.episodes)
             ends = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
@@ -228,11 +266,11 @@ class UnifiedLightningModule(L.LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: TaskBatch, batch_idx: int) -> None:
         """Validate, log and save, in this order; stop after the last batch."""
         state, trainer_config = self.trainer_state, self.config.rllm.trainer
-        if self.trainer.should_stop and self.stop:
+        if self.interrupted:
             return
-        self.wait(self.backend.on_batch_end(state), interruptible=False)
+        self.wait(self.backend.on_batch_end(state))
         if batch.last_of_epoch:
-            self.wait(self.backend.on_epoch_end(state), interruptible=False)
+            self.wait(self.backend.on_epoch_end(state))
         metrics = dict(state.metrics)
         last = state.global_step >= state.total_steps
         with self._ending_on_interruption():
@@ -258,7 +296,7 @@ class UnifiedLightningModule(L.LightningModule):
         state, backend = self.trainer_state, self.backend
         if not len(self.val_dataset) or not self.wait(backend.on_validation_start(state)):
             return {}
-        assert self.workflow_engine is not None
+        assert self.workflow_engine is not None, "on_train_start made it"
         self.workflow_engine.set_training_step(state.global_step, "val")
         state.is_training = False
         episodes: list[Episode] = []
@@ -266,14 +304,14 @@ class UnifiedLightningModule(L.LightningModule):
         size = self.config.data.val_batch_size or len(tasks)
         with self.timed("testing"), torch.no_grad():
             for start in range(0, len(tasks), size):
-                episodes += self.wait(backend.generate_episodes(tasks[start : start + size], self.workflow_engine, is_validation=True))
+                episodes += self.rollouts(tasks[start : start + size], is_validation=True)
         state.is_training = True
         if self.episode_logger is not None:
             self.episode_logger.log(episodes, "val", state.global_step)
         groups, _ = transform_episodes_to_trajectory_groups(episodes, TransformConfig(), traj_grouping_hook=self.traj_grouping_hook)
         rewards = collect_reward_and_advantage_from_trajectory_groups(groups, self.config.rllm.algorithm, collect_advantage=False)
         metrics = validation_metrics(episodes, self.config.rllm.rollout.n_val) | {f"val/{key}": value for key, value in rewards.items()}
-        self.wait(backend.on_validation_end(state), interruptible=False)
+        self.wait(backend.on_validation_end(state))
         self._last_validation = state.global_step
         return metrics | {"time/testing": state.timing_dict["testing"]}
 
@@ -281,7 +319,7 @@ class UnifiedLightningModule(L.LightningModule):
 
     def log_step(self, metrics: dict[str, float]) -> None:
         """Everything known of the present step, once a step."""
-        if not metrics:
+        if not metrics or self.summary is None:
             return
         step = self.trainer_state.global_step
         for tracker in self.trainer.loggers:
@@ -293,12 +331,21 @@ class UnifiedLightningModule(L.LightningModule):
 
     def save_checkpoint(self) -> None:
         """Write `step_{n}.ckpt`, make it `last.ckpt`, prune old ones."""
+        assert self.run_directory is not None, "setup made it"
         folder = self.run_directory.checkpoints
         path = folder / f"step_{self.trainer_state.global_step}.ckpt"
         self.trainer.save_checkpoint(path, weights_only=False)  # Lightning's word for "without the optimizer"
         if self.trainer.is_global_zero:
             publish_as_last(path)
             prune(folder, self.config.rllm.trainer.keep_checkpoints)
+
+    def save_model(self) -> None:
+        """The trained model in Hugging Face format."""
+        if self.ranks.is_first and self.run_directory is not None and hasattr(self.policy, "save"):
+            folder = self.run_directory.checkpoints / "model"
+            self.policy.save(folder)  # type: ignore[operator,union-attr]
+            for tracker in self._trackers():
+                tracker.log_model(folder)
 
     def _trackers(self) -> list[Tracker]:
         return [tracker for tracker in self.trainer.loggers if isinstance(tracker, Tracker)]
@@ -318,9 +365,42 @@ class UnifiedLightningModule(L.LightningModule):
 
     # --------------------------------------------------------------------------------------------------------------- helpers
 
-    def wait(self, work: Coroutine[Any, Any, T], interruptible: bool = True) -> T:
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop that this module owns."""
-        return self._runner.run(self.stop.wait(work) if interruptible else work)
+        return self._runner.run(work)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """`wait` that ends with `Interrupted` on all ranks when one is asked to stop."""
+        self.wait(self.stop.wait(work))
+        self.stop.check()
+
+    def rollouts(self, tasks: Sequence[dict[str, Any]], is_validation: bool = False) -> list[Episode]:
+        """Stage 1 on all ranks at once: each samples its share of the tasks; all get the episodes of all, in the order of the tasks.
+
+        `timing_dict["rank_wait"]`: the mean over the ranks of the seconds they waited for the slowest.
+
+        Raises:
+            Interrupted: on all ranks, when one is asked to stop.
+        """
+        assert self.workflow_engine is not None, "on_train_start made it"
+        start = time.perf_counter()
+        share = self.ranks.share(tasks)
+        work = self.backend.generate_episodes(share, self.workflow_engine, is_validation=is_validation)
+        episodes = self.wait(self.stop.wait(work))
+        seconds = time.perf_counter() - start
+        answers = self.ranks.gather((self.stop.signum, seconds, episodes), "an episode")
+        signums, times, shares = zip(*answers, strict=True)
+        self.stop.settle(signums)
+        if self.ranks.world_size > 1:
+            timing = self.trainer_state.timing_dict
+            timing["rank_wait"] = timing.get("rank_wait", 0.0) + max(times) - sum(times) / len(times)
+        return merge(shares, len(tasks))
+
+    def add_gradient(self, loss: torch.Tensor, sync: bool = True) -> None:
+        """Add the gradient of `loss`; with `sync` the gradients of all ranks, as they are then, are averaged."""
+        blocked = getattr(self.trainer.strategy, "block_backward_sync", contextlib.nullcontext)
+        with contextlib.nullcontext() if sync else blocked():
+            self.manual_backward(loss)
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -336,8 +416,22 @@ class UnifiedLightningModule(L.LightningModule):
     def _ending_on_interruption(self) -> Iterator[None]:
         try:
             yield
-        except Interrupted:
-            self.trainer.should_stop = True
+        except Interrupted as interrupted:
+            self.interrupted, self.trainer.should_stop = interrupted, True
+
+    def _check_same_config(self) -> None:
+        theirs = self.ranks.gather(schema.to_plain_tree(self.config))
+        for rank, config in enumerate(theirs):
+            if keys := schema.differences(theirs[0], config):
+                raise ConfigError(
+                    [f"{key}: rank {rank} has another value than rank 0; give all processes one command line" for key in keys]
+                )
+
+    def _settle_precision(self) -> None:
+        """What `auto` means depends on the model, which is there only now; all ranks do as the first."""
+        device = self.trainer.strategy.root_device
+        if self.ranks.broadcast(choose_precision(self.policy, device)) == MIXED:
+            self.trainer.strategy.precision_plugin = MixedPrecision("bf16-mixed", device.type)
 
     def _optimizer(self) -> Any:
         optimizers = self.optimizers()

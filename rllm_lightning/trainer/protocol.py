@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from rllm_lightning.rollout.engine import RolloutEngine
+    from rllm_lightning.trainer.ranks import Ranks
     from rllm_lightning.workflows.engine import UnifiedWorkflowEngine
 
 
@@ -96,8 +97,15 @@ class BackendProtocol(ABC):
         """What `LightningModule.configure_optimizers` returns."""
         return None
 
-    def bind(self, policy: Any, optimizer: Any, manual_backward: Callable[[Any], None]) -> None:
-        """Called when Lightning has placed and wrapped the policy, before `on_train_start`."""
+    def bind(self, policy: Any, optimizer: Any, backward: Callable[..., None], ranks: Ranks) -> None:
+        """Called when Lightning has placed and wrapped the policy, before `on_train_start`.
+
+        `backward(loss, sync=True)` adds a gradient. The gradients of all ranks are averaged at a call with `sync`, of which every
+        rank makes exactly one for each optimizer step: the last one.
+        """
+
+    async def warm_up(self, trainer_state: TrainerState) -> None:
+        """Prepare the policy of a fresh run. Called on the first rank alone; the others then get its weights."""
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
@@ -105,7 +113,8 @@ class BackendProtocol(ABC):
     async def generate_episodes(
         self, batch: Sequence[dict[str, Any]], agent_workflow_engine: UnifiedWorkflowEngine, is_validation: bool = False
     ) -> list[Episode]:
-        """Stage 1: run the workflow on every task of the batch."""
+        """Stage 1: run the workflow on every task of the batch, equally often on each, and keep the episodes in the order of the
+        tasks. With several ranks, `batch` is this rank's share of the tasks and may be empty; all other stages see the whole."""
 
     @abstractmethod
     def transform_to_backend_batch(self, trainer_state: TrainerState) -> Any:

@@ -1,7 +1,7 @@
 """`UnifiedTrainer`: from a config to a trained model; and `AgentTrainer`, the shorter way to it.
 
 __init__   checks everything that can be checked without a model
-fit        run directory -> trackers -> L.Trainer.fit(UnifiedLightningModule) -> final checkpoint, model, summary, report
+fit        processes -> run directory -> trackers -> L.Trainer.fit(UnifiedLightningModule) -> summary, report
 shutdown   on every way out
 """
 
@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
 from rllm_lightning.algorithms.needs import FROM_WORKFLOW
@@ -34,9 +36,11 @@ from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.checkpoints import AtomicCheckpointIO, find_checkpoint, run_directory_of
 from rllm_lightning.trainer.data import check_dataset
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
+from rllm_lightning.trainer.launch import Children, end_with_parent, fit_in_processes, share_threads, start_method
 from rllm_lightning.trainer.module import UnifiedLightningModule
-from rllm_lightning.trainer.precision import AUTO, FULL, choose_precision
+from rllm_lightning.trainer.precision import AUTO, FULL
 from rllm_lightning.trainer.protocol import BackendProtocol
+from rllm_lightning.trainer.ranks import TIMEOUT
 from rllm_lightning.types import Step, Trajectory, TrajectoryGroup
 from rllm_lightning.workflows.engine import check_workflow_args
 from rllm_lightning.workflows.single_turn import SingleTurnWorkflow
@@ -100,11 +104,21 @@ class UnifiedTrainer:
         self.traj_grouping_hook = traj_grouping_hook or group_by_task_and_name
         self.backend = backend_cls(self.config, **(backend_args or {}))
         self.backend.validate_config()
-        given = self.cfg.lightning.precision
-        self.lightning = _lightning_trainer(self.cfg, FULL if given == AUTO else given)
+        self.lightning = _lightning_trainer(self.cfg)
+        self._arguments = {
+            "backend_cls": backend_cls,
+            "config": OmegaConf.to_container(self.config),
+            "workflow_class": workflow_class,
+            "train_dataset": self.train_dataset,
+            "val_dataset": self.val_dataset,
+            "workflow_args": self.workflow_args,
+            "backend_args": backend_args,
+            "traj_grouping_hook": traj_grouping_hook,
+        }
         self.stop = StopSignal()
         self.module: UnifiedLightningModule | None = None
         self.run_directory: RunDirectory | None = None
+        self._emergency: Callable[[], None] = lambda: None
 
     # --------------------------------------------------------------------------------------------------------------- running
 
@@ -112,7 +126,8 @@ class UnifiedTrainer:
         """Train. Returns when training is done.
 
         Raises:
-            Interrupted: the process was asked to stop (Ctrl-C, SIGTERM); a checkpoint of the last finished batch is there.
+            Interrupted: the run was asked to stop (Ctrl-C, SIGTERM, SIGUSR1); a checkpoint of the last finished batch is there.
+        RankFailed: another process of the run failed.
             RuntimeError: called where an event loop is running (a notebook): `await fit_async()` there.
         """
         if _in_running_loop():
@@ -143,47 +158,57 @@ class UnifiedTrainer:
 
     def _fit(self) -> None:
         with self.stop.installed():
-            self.run_directory = run = self._run_directory()
-            trackers = make_trackers(self.cfg, run)
-            summary = RunSummary(run, self.cfg)
-            with self._closing(run, trackers, summary):
-                self.module = UnifiedLightningModule(
-                    self.backend,
-                    self.cfg,
-                    self.workflow_class,
-                    self.workflow_args,
-                    self.train_dataset,
-                    self.val_dataset,
-                    run,
-                    summary,
-                    self.stop,
-                    self.traj_grouping_hook,
-                )
-                self.stop.check()
-                self._settle_precision()
-                summary.precision = self.lightning.precision
-                self.lightning.loggers = trackers
-                with warnings.catch_warnings():
-                    for expected in EXPECTED_WARNINGS:
-                        warnings.filterwarnings("ignore", expected)
-                    self.lightning.fit(self.module, ckpt_path=self.checkpoint)
-                if not self.cfg.rllm.trainer.val_only:
-                    self.module.save_checkpoint()
-                self.stop.check()
-                self._save_model(run, trackers)
+            share_threads(self.lightning)
+            method = start_method(self.lightning)
+            if method in ("spawn", "fork"):
+                self.run_directory = RunDirectory(Path(fit_in_processes(self.lightning, method, _fit_anew, self._arguments, self.stop)))
+                return
+            if method == "popen":
+                Children(self.lightning, lambda: self.stop.joined, lambda: self._emergency())
+            end_with_parent(lambda: self.stop.joined)
+            self._fit_here()
 
-    def _settle_precision(self) -> None:
-        """What `auto` means depends on the model, which is there only now."""
-        assert self.module is not None
-        if self.cfg.lightning.precision == AUTO:
-            precision = choose_precision(self.module.policy, self.lightning.strategy.root_device)
-            if precision != self.lightning.precision:
-                self.lightning = _lightning_trainer(self.cfg, precision)
+    def _fit_here(self) -> None:
+        """In a process of its own for each rank."""
+        run = self.run_directory = self._run_directory() if self.lightning.is_global_zero else None
+        trackers = make_trackers(self.cfg, run) if run else []
+        summary = RunSummary(run, self.cfg) if run else None
+        with self._closing(run, trackers, summary):
+            self.module = UnifiedLightningModule(
+                self.backend,
+                self.cfg,
+                self.workflow_class,
+                self.workflow_args,
+                self.train_dataset,
+                self.val_dataset,
+                run,
+                summary,
+                self.stop,
+                self.traj_grouping_hook,
+                self._emergency,
+            )
+            self.lightning.loggers = trackers
+            with warnings.catch_warnings():
+                for expected in EXPECTED_WARNINGS:
+                    warnings.filterwarnings("ignore", expected)
+                self.lightning.fit(self.module, ckpt_path=self.checkpoint)
+            self.run_directory = self.module.run_directory
+            if self.module.interrupted is not None:
+                raise self.module.interrupted
 
     @contextlib.contextmanager
-    def _closing(self, run: RunDirectory, trackers: Sequence[Any], summary: RunSummary) -> Iterator[None]:
-        """Whatever happens inside, the trackers learn the exit code, the summary the status, and everything is released."""
+    def _closing(self, run: RunDirectory | None, trackers: Sequence[Any], summary: RunSummary | None) -> Iterator[None]:
+        """Whatever happens inside, the other ranks and the trackers learn of it, the summary has the status, and everything is released."""
         exit_code = 1
+
+        def tell() -> None:
+            if summary is not None:
+                summary.finish(status_of(exit_code))
+            for tracker in trackers:
+                if isinstance(tracker, Tracker):
+                    tracker.close(exit_code)
+
+        self._emergency = tell
         try:
             yield
             exit_code = 0
@@ -193,30 +218,23 @@ class UnifiedTrainer:
         except KeyboardInterrupt:
             exit_code = 130
             raise
+        except BaseException as error:
+            if self.stop.watch is not None and (failure := self.stop.watch.first_failure(error)) is not None:
+                raise failure from None
+            raise
         finally:
             self.shutdown()
-            summary.finish(status_of(exit_code))
-            for tracker in trackers:
-                if isinstance(tracker, Tracker):
-                    tracker.close(exit_code)
-            with contextlib.suppress(OSError, ValueError):
-                write_report(run)
+            tell()
+            if run is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    write_report(run)
+            if exit_code != 1 and self.stop.watch is not None:
+                self.stop.watch.close()
 
     def _run_directory(self) -> RunDirectory:
         """That of the run to be continued, else a new one."""
         former = run_directory_of(self.checkpoint) if self.checkpoint else None
         return RunDirectory.open(former) if former else RunDirectory.create(self.cfg)
-
-    def _save_model(self, run: RunDirectory, trackers: Sequence[Any]) -> None:
-        """The trained model in Hugging Face format."""
-        policy = self.module.policy if self.module else None
-        if policy is None or self.cfg.rllm.trainer.val_only or not hasattr(policy, "save"):
-            return
-        folder = run.checkpoints / "model"
-        policy.save(folder)  # type: ignore[operator]
-        for tracker in trackers:
-            if isinstance(tracker, Tracker):
-                tracker.log_model(folder)
 
 
 class AgentTrainer:
@@ -318,11 +336,18 @@ def _check_needs(algorithm: AlgorithmConfig, workflow_class: type[Workflow], rew
         raise ConfigError(problems)
 
 
-def _lightning_trainer(config: Config, precision: str) -> L.Trainer:
+def _fit_anew(**arguments: Any) -> str:
+    """A run in a process that was made for one of its ranks; the path of its files."""
+    trainer = UnifiedTrainer(**arguments)
+    trainer.fit()
+    return trainer.run_path
+
+
+def _lightning_trainer(config: Config) -> L.Trainer:
     """Lightning's trainer as the module wants it: it counts, validates, logs and saves by itself.
 
     Raises:
-        ConfigError: Lightning refuses what stands under `lightning`, or it means several processes.
+        ConfigError: Lightning refuses what stands under `lightning`.
     """
     settings = config.lightning
     plugins: list[Any] = [AtomicCheckpointIO()]
@@ -334,7 +359,7 @@ def _lightning_trainer(config: Config, precision: str) -> L.Trainer:
             devices=settings.devices,
             num_nodes=settings.num_nodes,
             strategy=settings.strategy,
-            precision=precision,  # type: ignore[arg-type]
+            precision=FULL if settings.precision == AUTO else settings.precision,  # type: ignore[arg-type]
             plugins=plugins,
             logger=False,
             max_epochs=-1,  # the module stops after its own number of batches
@@ -349,5 +374,10 @@ def _lightning_trainer(config: Config, precision: str) -> L.Trainer:
         reason = " ".join(str(error).split())
         raise ConfigError([f"lightning.devices, .accelerator, .strategy or .precision: Lightning refuses {settings}: {reason}"]) from error
     if trainer.world_size > 1:
-        raise ConfigError([f"lightning.devices: one process for now, got {trainer.world_size}; set lightning.devices=1"])
+        if not isinstance(trainer.strategy, DDPStrategy):
+            raise ConfigError([f"lightning.strategy: {settings.strategy!r} is not supported with several processes; use ddp"])
+        trainer.strategy._timeout = TIMEOUT
+        trainer.strategy._launcher = None  # see `launch.py`
+    # signals are ours: Lightning's SIGTERM handler starts a collective operation from within the handler, and hangs in another
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     return trainer

@@ -3,13 +3,13 @@
     rows -> weights by global counts -> micro-batches -> policy(micro) -> per-token losses x row weights -> backward
 
 Everything that averages (the loss modes, every metric) divides by counts over the whole minibatch, so the result does not
-depend on how the rows were cut into micro-batches.
+depend on how the rows were shared out to ranks and cut into micro-batches.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from rllm_lightning.config import Config
 from rllm_lightning.registry import LOSSES
 from rllm_lightning.trainer.batch import MicroBatch, Row
 from rllm_lightning.trainer.policy import Policy, Scores
+from rllm_lightning.trainer.ranks import Ranks
+
+Totals = tuple[dict[str, float], dict[str, float], dict[str, float], float]  # sums, maxima, numbers of tokens, loss
 
 
 class UpdateMetrics:
@@ -54,19 +57,38 @@ class UpdateMetrics:
     def add_grad_norm(self, norm: Tensor) -> None:
         self.grad_norms.append(norm.detach())
 
-    def compute(self) -> dict[str, float]:
-        """The metrics as Python floats; empty where nothing was updated."""
+    def compute(self, ranks: Ranks | None = None) -> dict[str, float]:
+        """The metrics of all ranks' rows as Python floats; empty where nothing was updated. All ranks call this at once."""
         if not self.losses:
             return {}
-        result = {key: float(total) / self.tokens[key] for key, total in self.sums.items()}
-        result |= {key: float(value) for key, value in self.maxima.items()}
+        sums, maxima, tokens, loss = _totals((ranks or Ranks()).gather(self._as_numbers()))
+        result = {key: total / tokens[key] for key, total in sums.items()} | maxima
         if "rollout/correction/weight" in result:
             means = {name: result.pop(f"rollout/correction/{name}") for name in ("weight", "weight_square")}
             result["rollout/correction/ess"] = effective_sample_size(means)
-        result["actor/loss"] = float(torch.stack(self.losses).mean())
+        result["actor/loss"] = loss
         result["optim/grad_norm"] = float(torch.stack(self.grad_norms).mean())
         result["optim/learning_rate"] = self.learning_rate
         return result
+
+    def _as_numbers(self) -> Totals:
+        sums = {key: float(total) for key, total in self.sums.items()}
+        maxima = {key: float(value) for key, value in self.maxima.items()}
+        return sums, maxima, dict(self.tokens), float(torch.stack(self.losses).mean())
+
+
+def _totals(ranks: Sequence[Totals]) -> Totals:
+    """Those of all ranks together; each rank's loss is its share of it."""
+    sums: dict[str, float] = defaultdict(float)
+    tokens: dict[str, float] = defaultdict(float)
+    maxima: dict[str, float] = {}
+    for their_sums, their_maxima, their_tokens, _ in ranks:
+        for key, value in their_sums.items():
+            sums[key] += value
+            tokens[key] += their_tokens[key]
+        for key, value in their_maxima.items():
+            maxima[key] = max(value, maxima.get(key, value))
+    return sums, maxima, tokens, sum(loss for *_, loss in ranks)
 
 
 class MinibatchUpdate:
@@ -74,12 +96,22 @@ class MinibatchUpdate:
 
     Args:
         rows: all rows of the minibatch.
-        backward: called with each micro-batch's share of the loss.
+        backward: called with each micro-batch's share of the loss, and `sync`: whether it is the last one.
         metrics: where the metrics go.
+        ranks: those who share out the rows. Their gradients are averaged, so each is made `world_size` times as large.
     """
 
-    def __init__(self, rows: Sequence[Row], config: Config, policy: Policy, backward: Callable[[Tensor], Any], metrics: UpdateMetrics):
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        config: Config,
+        policy: Policy,
+        backward: Callable[..., Any],
+        metrics: UpdateMetrics,
+        ranks: Ranks | None = None,
+    ):
         self.rows = list(rows)
+        self.ranks = ranks or Ranks()
         self.config = config
         self.algorithm = config.rllm.algorithm
         self.policy = policy
@@ -99,10 +131,13 @@ class MinibatchUpdate:
     def backward(self) -> None:
         """Add the gradient of every micro-batch; what stands in `.grad` afterwards is the minibatch's."""
         loss = torch.zeros((), dtype=torch.float64)
-        for micro in self.policy.micro_batches(self.rows, self.config.training.micro_batch_tokens):
+        mine = self.ranks.share_rows(self.rows)
+        for micro, last in _marking_the_last(self.policy.micro_batches(mine, self.config.training.micro_batch_tokens)):
             share = self._loss(micro, self.policy(micro))
-            self.call_backward(share)
+            self.call_backward(share * self.ranks.world_size, sync=last)
             loss = loss + share.detach().double().cpu()
+        if not mine:  # the other ranks wait for this one's gradient
+            self.call_backward(sum((p * 0.0).sum() for p in self.policy.parameters() if p.requires_grad), sync=True)
         self.metrics.losses.append(loss)
 
     def _loss(self, micro: MicroBatch, scores: Scores) -> Tensor:
@@ -172,3 +207,13 @@ class MinibatchUpdate:
         error_BT = (values_BT - micro.padded(targets)).square() * micro.mask_BT
         self.metrics.add("actor", {"value_loss": error_BT.detach()}, micro.mask_BT, num_tokens)
         return self.algorithm.value_coeff * self.mean_weight * error_BT.sum()
+
+
+def _marking_the_last(micros: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, bool]]:
+    former: MicroBatch | None = None
+    for micro in micros:
+        if former is not None:
+            yield former, False
+        former = micro
+    if former is not None:
+        yield former, True

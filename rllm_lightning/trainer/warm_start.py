@@ -6,6 +6,7 @@ shapes it, so that runs which differ in the estimator only start from the very s
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import math
@@ -37,8 +38,10 @@ STREAM = 1  # apart from the order in which the tasks are trained on later
 Example = tuple[list[dict[str, Any]], str]  # a chat and its solution
 
 
-def warm_start(policy: Policy, dataset: Sequence[dict[str, Any]], config: Config) -> None:
+async def warm_start(policy: Policy, dataset: Sequence[dict[str, Any]], config: Config) -> None:
     """Train `policy` in place for `warm_start.steps` steps on the solutions of `dataset`, or load the result of an earlier time.
+
+    Between two steps the event loop runs, so that it can be cancelled.
 
     Raises:
         ConfigError: a task has no `solution`, or the chat template writes answers in a way that cannot be taught.
@@ -52,7 +55,7 @@ def warm_start(policy: Policy, dataset: Sequence[dict[str, Any]], config: Config
             weights[name].data.copy_(value)
         return
     logger.info("warm start: %d supervised steps", settings.steps)
-    _train(policy, examples, config)
+    await _train(policy, examples, config)
     _save(weights, path)
 
 
@@ -91,7 +94,7 @@ def solution_row(chat: Chat, stop_ids: frozenset[int], example: Example) -> Row:
     return Row(Step(prompt_ids=chat.encode(prompt), response_ids=answer[:end]), 0, 0, "", None)
 
 
-def _train(policy: Policy, examples: Sequence[Example], config: Config) -> None:
+async def _train(policy: Policy, examples: Sequence[Example], config: Config) -> None:
     settings, loss = config.warm_start, LOSSES.get("cross_entropy")
     chat = Chat(policy.tokenizer)
     stop_ids = chat.stop_ids(policy.model.generation_config)
@@ -112,6 +115,7 @@ def _train(policy: Policy, examples: Sequence[Example], config: Config) -> None:
                 group["lr"] = settings.learning_rate * _factor(step, settings.steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            await asyncio.sleep(0)
     policy.temperature = former
 
 

@@ -294,8 +294,8 @@ def test_modes_are_eval_eval_train_and_restored(fit):
             modes.append(("before rollout", self.policy.training))
             return await super().generate_episodes(*args, **kwargs)
 
-        def bind(self, policy, optimizer, manual_backward):
-            super().bind(policy, optimizer, manual_backward)
+        def bind(self, policy, optimizer, backward, ranks):
+            super().bind(policy, optimizer, backward, ranks)
             policy.model.register_forward_pre_hook(lambda module, args: modes.append(("rollout", module.training)))
             policy.register_forward_pre_hook(lambda module, args: modes.append(("pass", module.training)))
 

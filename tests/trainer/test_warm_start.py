@@ -1,5 +1,6 @@
 """Supervised steps before reinforcement learning."""
 
+import asyncio
 import pytest
 import torch
 
@@ -47,7 +48,7 @@ def logprob_of_solutions(policy, tasks):
 def test_the_policy_learns_the_solutions_and_their_end():
     policy, tasks = policy_of(), make_tasks(4)
     before = logprob_of_solutions(policy, tasks)
-    warm_start(policy, tasks, typed("warm_start.steps=80"))
+    asyncio.run(warm_start(policy, tasks, typed("warm_start.steps=80")))
     assert before < -5  # two tokens of about log(1/100) each
     assert logprob_of_solutions(policy, tasks) > -0.5
 
@@ -62,10 +63,10 @@ def test_a_row_is_the_chat_the_solution_and_the_end_token():
 
 def test_a_second_run_takes_the_result_from_the_cache(monkeypatch):
     first, second = policy_of(), policy_of()
-    warm_start(first, make_tasks(4), typed())
+    asyncio.run(warm_start(first, make_tasks(4), typed()))
     assert len(list((cache_folder() / "warm_start").iterdir())) == 1  # no scratch file either
     monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("trained again"))
-    warm_start(second, make_tasks(4), typed())
+    asyncio.run(warm_start(second, make_tasks(4), typed()))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -81,8 +82,8 @@ def test_a_second_run_takes_the_result_from_the_cache(monkeypatch):
     ],
 )
 def test_whatever_shapes_the_result_has_a_place_of_its_own_in_the_cache(overrides, tasks, seed):
-    warm_start(policy_of(), make_tasks(4), typed())
-    warm_start(policy_of(seed), tasks, typed(*overrides))
+    asyncio.run(warm_start(policy_of(), make_tasks(4), typed()))
+    asyncio.run(warm_start(policy_of(seed), tasks, typed(*overrides)))
     assert len(list((cache_folder() / "warm_start").iterdir())) == 2
 
 
@@ -105,4 +106,4 @@ def test_a_task_without_a_solution_is_refused_by_name():
     tasks = make_tasks(2)
     del tasks[1]["solution"]
     with pytest.raises(ConfigError, match=r"letters:1.*warm_start\.steps=0"):
-        warm_start(policy_of(), tasks, typed())
+        asyncio.run(warm_start(policy_of(), tasks, typed()))
