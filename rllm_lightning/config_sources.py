@@ -43,16 +43,17 @@ def read_argv(argv: Sequence[str], root: type, problems: list[str], presets: str
 def parse_argv(argv: Sequence[str], problems: list[str]) -> tuple[list[str], list[tuple[str, Any]]]:
     """Split a command line into preset names and `(key, text)` overrides.
 
-    Understands what W&B's command macros produce: `--k=v`, `k=v`, `--k v`, `--flag`, and one JSON object.
+    Understands what W&B's command macros produce: `--k=v`, `k=v`, `--k v`, `--flag`, `+k=v`, `++k=v`, one JSON object, and the
+    name of a JSON file.
     """
     names: list[str] = []
     overrides: list[tuple[str, Any]] = []
     tokens = list(argv)
     while tokens:
         token = tokens.pop(0)
-        key, equals, value = token.removeprefix("--").partition("=")
-        if token.startswith("{"):
-            overrides += _parse_json(token, problems).items()
+        key, equals, value = token.removeprefix("--").lstrip("+").partition("=")
+        if token.startswith("{") or (token.endswith(".json") and not equals):
+            overrides += _read_json(token, problems).items()
         elif equals:
             overrides.append((key, value))
         elif not token.startswith("-"):
@@ -64,13 +65,20 @@ def parse_argv(argv: Sequence[str], problems: list[str]) -> tuple[list[str], lis
     return names, overrides
 
 
-def _parse_json(token: str, problems: list[str]) -> dict[str, Any]:
+def _read_json(token: str, problems: list[str]) -> dict[str, Any]:
+    """The keys of a JSON object: `token` is one, or names a file that holds one."""
     try:
-        content = json.loads(token)
-    except (ValueError, RecursionError) as error:
-        problems.append(f"{schema.show(token)}: begins like a JSON object, but is none ({error})")
+        content = json.loads(token if token.startswith("{") else Path(token).read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"{token}: cannot be read: {error}")
         return {}
-    assert isinstance(content, dict), "JSON that begins with a brace is an object"
+    except (ValueError, RecursionError) as error:
+        what = f"{schema.show(token)}: begins like a JSON object, but is none" if token.startswith("{") else f"{token}: not JSON"
+        problems.append(f"{what} ({error})")
+        return {}
+    if not isinstance(content, dict):
+        problems.append(f"{token}: expected a JSON object of keys, got {schema.show(content)}")
+        return {}
     return content
 
 
@@ -121,6 +129,17 @@ def _escape(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ references
+
+
+def _divide(number: Any, by: Any) -> int:
+    """`${div:512,${rllm.rollout.n}}`: a whole number that follows from another key."""
+    if not isinstance(number, int) or not isinstance(by, int) or by == 0 or number % by:
+        raise ValueError(f"{number} divided by {by} is no whole number")
+    return number // by
+
+
+if not OmegaConf.has_resolver("div"):
+    OmegaConf.register_resolver("div", _divide)
 
 
 def resolve(tree: dict[str, Any], root: type, problems: list[str]) -> dict[str, Any]:
