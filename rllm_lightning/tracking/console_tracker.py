@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rllm_lightning.tracking.metrics_table import Number, as_numbers
 from rllm_lightning.tracking.run_directory import RunDirectory
-from rllm_lightning.tracking.summary import NUM_TOKENS, Course, status_of, update_courses
+from rllm_lightning.tracking.summary import NUM_TOKENS, Course, earlier_courses, status_of, update_courses
 from rllm_lightning.tracking.tracker import Tracker
 
 PLAIN_WIDTH = 140  # columns where there is no terminal to ask
@@ -43,6 +43,8 @@ class ConsoleTracker(Tracker):
     def begin(self, step: int, total_steps: int | None = None) -> None:
         self._start = self._logged_at = time.monotonic()
         self._step, self._total_steps = step, total_steps
+        if step > 0:
+            self.courses = earlier_courses(self.run, step)
         self.console.print(Text(str(self.run.path), style="dim"), soft_wrap=True)
 
     @rank_zero_only

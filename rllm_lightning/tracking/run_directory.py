@@ -94,6 +94,10 @@ class RunDirectory:
         return self.path / "wandb"
 
     @property
+    def mlflow_run_id(self) -> Path:
+        return self.path / "mlflow_run_id"
+
+    @property
     def report_html(self) -> Path:
         return self.path / "report.html"
 

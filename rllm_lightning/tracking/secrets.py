@@ -16,7 +16,7 @@ from typing import Any
 MASK = "***"
 MIN_LENGTH = 8  # characters; a shorter value of an environment variable is no secret worth the name, and would mask ordinary text
 
-SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey", "authorization"}
+SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey", "authorization", "jwt"}
 SECRET_ENDINGS = {"token", "pass"}
 SECRET_PAIRS = {
     *((kind, "key") for kind in ("api", "access", "private", "secret", "signing", "encryption", "ssh", "account")),
@@ -26,6 +26,7 @@ TEXT_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", 
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _USER_INFO = re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s\"']*(?=@)|(?<=https://)[^/\s:@\"']+(?=@)")
+_PAIR = re.compile(r"""(['"]?)([\w.-]+)\1(\s*:\s*)("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,{}\[\]]+)""")  # of a mapping written as text
 _QUERY = re.compile(r"(?<=[?&])((?:api|access)_?key|(?:access_|auth_)?token|password|secret|signature|sig)=[^&\s\"'#]+", re.IGNORECASE)
 
 
@@ -54,12 +55,30 @@ def scrub_text(text: str, secrets: list[str] | None = None) -> str:
 
 
 def scrub_arguments(argv: Sequence[str]) -> list[str]:
-    """A command line with the values of secret keys, and what `scrub_text` masks, masked."""
-    scrubbed = []
+    """A command line with the values of secret keys, and what `scrub_text` masks, masked.
+
+    A value may stand behind `=`, be the next word after `--key`, or be in a mapping (JSON, YAML or Python's notation).
+    """
+    scrubbed: list[str] = []
+    is_value = False
     for argument in argv:
         key, equals, _ = argument.partition("=")
-        scrubbed.append(f"{key}={MASK}" if equals and is_secret_key(key) else scrub_text(argument))
+        if is_value and not argument.startswith("--"):
+            scrubbed.append(MASK)
+        elif equals and "{" not in key and is_secret_key(key):
+            scrubbed.append(f"{key}={MASK}")
+        else:
+            scrubbed.append(_scrub_mapping(scrub_text(argument)) if "{" in argument else scrub_text(argument))
+        is_value = argument.startswith("--") and not equals and is_secret_key(argument)
     return scrubbed
+
+
+def _scrub_mapping(text: str) -> str:
+    def masked(pair: re.Match[str]) -> str:
+        quote = pair[4][0] if pair[4][0] in "'\"" else ""
+        return f"{pair[1]}{pair[2]}{pair[1]}{pair[3]}{quote}{MASK}{quote}" if is_secret_key(pair[2]) else pair[0]
+
+    return _PAIR.sub(masked, text)
 
 
 def scrub(value: Any, *, keys: bool = True) -> Any:

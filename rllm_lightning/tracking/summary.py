@@ -61,6 +61,26 @@ def update_courses(courses: dict[str, Course], metrics: Mapping[str, Number], st
             courses.setdefault(key, Course(value, value)).update(value, step)
 
 
+def earlier_rows(run: RunDirectory, step: int) -> list[tuple[int, dict[str, float]]]:
+    """What `metrics.csv` holds of a run's steps up to `step`: each with its metrics; nothing where there is no such file."""
+    rows = read_metrics(run.metrics_csv) if run.metrics_csv.exists() else []
+    return [(int(row.pop("step")), row) for row in rows if row["step"] <= step]
+
+
+def earlier_courses(run: RunDirectory, step: int) -> dict[str, Course]:
+    """The courses of a run's steps up to `step`: from its `metrics.csv`, else (no tracker wrote one) what its `summary.json` says."""
+    courses: dict[str, Course] = {}
+    for row_step, row in earlier_rows(run, step):
+        update_courses(courses, row, row_step)
+    if run.metrics_csv.exists() or not run.summary_json.exists():
+        return courses
+    for key, entry in json.loads(run.summary_json.read_text(encoding="utf-8"))["metrics"].items():
+        first, last = (math.nan if entry[name] is None else entry[name] for name in ("first", "last"))
+        is_known = entry["best_step"] is not None and entry["best_step"] <= step
+        courses[key] = Course(first, last, *((entry["best"], entry["best_step"]) if is_known else ()))
+    return courses
+
+
 class RunSummary:
     """Follows a run and writes its `summary.json`. Make and use it on rank 0 alone."""
 
@@ -79,10 +99,9 @@ class RunSummary:
     def begin(self, step: int = 0) -> None:
         """Write the first summary. When a run resumes after `step`, its earlier metrics and time are taken up again."""
         self._begun, self._start = True, time.monotonic()
-        if step > 0 and self.run.metrics_csv.exists():
-            for row in read_metrics(self.run.metrics_csv):
-                if (row_step := int(row.pop("step"))) <= step:
-                    self._follow(row, row_step)
+        if step > 0:
+            self.courses = earlier_courses(self.run, step)
+            self._num_tokens = sum(row[NUM_TOKENS] for _, row in earlier_rows(self.run, step) if NUM_TOKENS in row)
         if step > 0 and self.run.summary_json.exists():
             self._earlier_s = json.loads(self.run.summary_json.read_text(encoding="utf-8"))["wall_time_s"]
         self.num_steps = step

@@ -35,15 +35,15 @@ def check_swept_values(config: Config) -> None:
     try:  # the swept values take the way of command-line arguments, so that `1e-3` or a nested mapping mean the same
         shown = load_config([json.dumps(used), json.dumps(swept)])
     except ConfigError as error:
-        raise ConfigError(["the sweep's parameters do not fit the configuration:", *error.problems]) from error
+        raise ConfigError([f"in the sweep's parameters: {problem}" for problem in error.problems]) from error
     differing = [
-        f"{key}: the sweep says {_select(shown, key)!r}, this run uses {_select(used, key)!r}"
+        f"{key}: the sweep says {_select(shown, key)!r}, this run uses {_select(used, key)!r}; W&B would show the sweep's: "
+        "pass its values on (command: [..., ${args_no_hyphens}]) and set nothing over them"
         for key in _leaves(swept)
         if _select(shown, key) != _select(used, key)
     ]
     if differing:
-        hint = "W&B would show the sweep's values: pass them on (command: [..., ${args_no_hyphens}]) and set nothing over them"
-        raise ConfigError([*differing, hint])
+        raise ConfigError(differing)
 
 
 def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -11,7 +11,8 @@ trackers, tells how the process will exit.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,21 @@ from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.types import Episode
 
 
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns that belongs to a run as a whole, such as the card of its estimator."""
+
+    columns: list[str]
+    rows: list[list[str]]
+
+
 class Tracker(Logger):
-    """Base of the trackers."""
+    """Base of the trackers. `tables` are of the whole run, by name; whoever makes the trackers sets them before `begin`."""
 
     def __init__(self, run: RunDirectory):
         super().__init__()
         self.run = run
+        self.tables: Mapping[str, Table] = {}
 
     def begin(self, step: int, total_steps: int | None = None) -> None:
         """The run starts.

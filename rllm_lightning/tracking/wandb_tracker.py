@@ -4,34 +4,33 @@ Not Lightning's `WandbLogger`: that one defines no step metric on a run made els
 ends it with exit code 0, and passes deprecated arguments. Here every row carries the global step as the metric `train/global_step`,
 and everything is drawn against it; W&B's own `_step` only counts rows, so no row can be dropped for coming late.
 
-Offline unless this machine is logged in or `wandb.mode` says otherwise. All files lie under the run directory.
+Offline unless this machine is logged in or `wandb.mode` says otherwise. All files lie under the run directory, whatever becomes of
+the server. How a run begins (mode, names, settings): `wandb_settings.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import netrc
-import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from rllm_lightning import schema
 from rllm_lightning.config import Config, ConfigError
+from rllm_lightning.tracking.distributions import distributions
 from rllm_lightning.tracking.episode_rows import COLUMNS, episode_rows
 from rllm_lightning.tracking.metrics_table import as_numbers
-from rllm_lightning.tracking.run_directory import RunDirectory, safe_name
-from rllm_lightning.tracking.secrets import scrub, scrub_arguments
-from rllm_lightning.tracking.sweep_values import SWEEP_ID, check_swept_values
+from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.tracking.secrets import scrub
+from rllm_lightning.tracking.summary import earlier_courses
+from rllm_lightning.tracking.sweep_values import check_swept_values
 from rllm_lightning.tracking.tracker import Tracker
+from rllm_lightning.tracking.wandb_settings import choose_mode, folders, is_disabled, run_arguments, settings
 from rllm_lightning.types import Episode
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEP = "train/global_step"
-MODES = {"dryrun": "offline", "run": "online"}  # old names that WANDB_MODE may still hold
-LOGIN_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+PASS_RATE = re.compile(r"val/.+/pass@1")  # its best and its last value stand in the run's summary; of other metrics the last
 
 
 class WandbTracker(Tracker):
@@ -54,13 +52,14 @@ class WandbTracker(Tracker):
     def __init__(self, config: Config, run: RunDirectory):
         super().__init__(run)
         self.config = config
-        self.mode = choose_mode(config)
-        if self.mode != "disabled":
-            check_swept_values(config)
+        self.mode = rank_zero_only(choose_mode, default="disabled")(config)
+        if not is_disabled(config):
+            check_swept_values(config)  # on every rank: none trains on alone
         self._wandb_run: wandb.Run | None = None
         self._is_ours = True
         self._closed = False
         self._known: set[str] = set()
+        self._best_before: dict[str, float] = {}  # best pass rates, where a resumed run has some
 
     @property
     @rank_zero_experiment
@@ -72,7 +71,17 @@ class WandbTracker(Tracker):
 
     @rank_zero_only
     def begin(self, step: int, total_steps: int | None = None) -> None:
-        _ = self.experiment
+        if (run := self.experiment) is None:
+            return
+        if step > 0:
+            courses = earlier_courses(self.run, step).items()
+            self._best_before = {key: course.best for key, course in courses if PASS_RATE.fullmatch(key) and course.best is not None}
+        if self.tables:
+            import wandb
+
+            with folders(self.run):
+                tables = {name: wandb.Table(columns=[*table.columns], data=table.rows) for name, table in self.tables.items()}
+                run.log({**tables, STEP: step})
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -82,10 +91,13 @@ class WandbTracker(Tracker):
         # not-a-number would end a sweep's optimiser: leave it out
         finite = {key: value for key, value in as_numbers(metrics).items() if math.isfinite(value)}
         for key in finite.keys() - self._known:
-            if re.fullmatch(r"val/.+/pass@1", key):
+            if PASS_RATE.fullmatch(key):
                 run.define_metric(key, step_metric=STEP, summary="max,last")
         self._known |= finite.keys()
         run.log({**finite, STEP: step})
+        for key in finite.keys() & self._best_before.keys():  # W&B knows only the maximum since the resume
+            self._best_before[key] = max(self._best_before[key], finite[key])
+            run.summary.update({key: {"max": self._best_before[key], "last": finite[key]}})
 
     @rank_zero_only
     def log_episodes(self, episodes: Sequence[Episode], step: int) -> None:
@@ -93,8 +105,10 @@ class WandbTracker(Tracker):
             return
         import wandb
 
-        with self._folders():
-            run.log({"episodes": wandb.Table(columns=[*COLUMNS], data=episode_rows(episodes)), STEP: step})
+        with folders(self.run):
+            table = wandb.Table(columns=[*COLUMNS], data=episode_rows(episodes))
+            histograms = {name: wandb.Histogram(values) for name, values in distributions(episodes).items()}
+            run.log({"episodes": table, **histograms, STEP: step})
 
     @rank_zero_only
     def log_model(self, folder: Path) -> None:
@@ -102,7 +116,7 @@ class WandbTracker(Tracker):
             return
         import wandb
 
-        with self._folders():
+        with folders(self.run):
             artifact = wandb.Artifact(f"model-{self.run.id}", type="model")
             artifact.add_dir(str(folder))
             run.log_artifact(artifact)
@@ -114,9 +128,14 @@ class WandbTracker(Tracker):
             return
         import wandb
 
-        with self._folders():
+        with folders(self.run):
             run.finish(exit_code)
             wandb.teardown(exit_code)  # only when the service has ended is the file complete
+        if not run.offline and _upload_failed(run):
+            folder = Path(run.settings.sync_dir)
+            logger.warning(
+                "W&B did not get all of this run; it is complete in %s, upload it with `wandb sync --include-online %s`", folder, folder
+            )
 
     def _start(self) -> wandb.Run:
         import wandb
@@ -126,7 +145,7 @@ class WandbTracker(Tracker):
             self._is_ours, run = False, wandb.run
             run.config.update(content, allow_val_change=True)
         else:
-            with self._folders():
+            with folders(self.run):
                 run = self._init(content)
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP)
@@ -136,86 +155,30 @@ class WandbTracker(Tracker):
         import wandb
 
         arguments = run_arguments(self.config, self.run) | {"config": content, "dir": str(self.run.path)}
-        if self.mode == "online":
-            resume = self.config.wandb.resume or ("allow" if self.run.wandb.exists() else None)
+        if self.mode == "online" and self._has_unsynced_part():
+            self._warn_offline("its beginning was recorded offline and is not uploaded yet")
+        elif self.mode == "online":
             try:
-                return wandb.init(mode="online", resume=resume, settings=wandb.Settings(**settings()), **arguments)
-            except wandb.errors.CommError as error:
-                logger.warning("W&B did not take the run (%s); it is recorded offline, upload it with `wandb sync`", error)
+                return wandb.init(mode="online", settings=wandb.Settings(**settings()), **arguments)
+            except (wandb.errors.CommError, wandb.errors.UsageError) as error:
+                if isinstance(error, wandb.errors.UsageError) and self.config.wandb.resume in ("must", "never"):
+                    raise ConfigError([f"wandb.resume: {self.config.wandb.resume} was refused: {error}"]) from error
+                self._warn_offline(str(error))
                 wandb.teardown()
         return wandb.init(mode="offline", settings=wandb.Settings(silent=True, **settings()), **arguments)
 
-    @contextlib.contextmanager
-    def _folders(self) -> Iterator[None]:
-        """W&B keeps staged tables and caches in the user's home unless the environment says where."""
-        inside = {f"WANDB_{kind.upper()}_DIR": str(self.run.wandb / kind) for kind in ("data", "cache", "artifact")}
-        ours = {name: path for name, path in inside.items() if name not in os.environ}
-        os.environ.update(ours)
-        try:
-            yield
-        finally:
-            for name in ours:
-                os.environ.pop(name, None)
+    def _has_unsynced_part(self) -> bool:
+        files = self.run.wandb.glob("offline-run-*/run-*.wandb")
+        return any(not file.with_suffix(".wandb.synced").exists() for file in files)
+
+    def _warn_offline(self, reason: str) -> None:
+        folder = self.run.wandb
+        logger.warning(
+            "W&B run: %s; it is recorded offline in %s, upload it with `wandb sync %s`", " ".join(reason.split()), folder, folder
+        )
 
 
-def settings() -> dict[str, Any]:
-    """Our choices among `wandb.Settings`."""
-    services = ("graphql", "file_stream", "file_transfer")
-    return {
-        "x_transaction_log_flush_interval": 1,  # seconds; the default of 15 loses that much when the process is killed
-        "console": "off",  # a captured live line is unreadable, and text printed by others may hold secrets
-        "disable_code": True,
-        "x_disable_meta": scrub_arguments(sys.argv) != sys.argv,  # W&B's metadata holds the command line
-        "max_end_of_run_history_metrics": 0,  # the end of a run has a table already, by the tracker `console`
-        "max_end_of_run_summary_metrics": 0,
-        # a server that is down must not keep a run from ending
-        "init_timeout": 30,
-        "finish_timeout": 60,
-        **{f"x_{service}_retry_max": 3 for service in services},
-        **{f"x_{service}_retry_wait_max_seconds": 2 for service in services},
-    }
-
-
-def run_arguments(config: Config, run: RunDirectory) -> dict[str, Any]:
-    """The arguments of `wandb.init` that say whose run this is. What a sweep's agent has put into the environment stands."""
-    own, sweep_id = config.wandb, os.environ.get(SWEEP_ID)
-    default_group = os.environ.get("WANDB_RUN_GROUP") or sweep_id or config.rllm.algorithm.estimator_of("")
-    arguments = {
-        "id": own.id or (None if "WANDB_RUN_ID" in os.environ else run.id),
-        "entity": own.entity,
-        "project": None if sweep_id else safe_name(config.rllm.trainer.project_name),
-        "name": None if "WANDB_NAME" in os.environ else run.path.name,
-        "group": own.group or default_group,
-        "job_type": own.job_type,
-        "tags": own.tags or None,
-        "notes": own.notes,
-    }
-    return scrub({key: value for key, value in arguments.items() if value is not None})
-
-
-def choose_mode(config: Config) -> str:
-    """`online`, `offline` or `disabled`: the config's, else WANDB_MODE's, else online where there is a login.
-
-    Raises:
-        ConfigError: online is asked for without a login.
-    """
-    asked = config.wandb.mode or os.environ.get("WANDB_MODE")
-    mode = MODES.get(asked, asked) if asked else "online" if is_logged_in() else "offline"
-    if mode == "online" and not is_logged_in():
-        raise ConfigError(["wandb.mode: online needs a login; run `wandb login`, set WANDB_API_KEY, or choose offline"])
-    return mode
-
-
-def is_logged_in() -> bool:
-    """Whether the environment or the netrc file holds a key for the W&B server."""
-    if any(os.environ.get(name) for name in LOGIN_VARIABLES):
-        return True
-    from wandb.sdk.wandb_setup import singleton
-
-    hosts = {urlsplit(singleton().settings.base_url).netloc, "api.wandb.ai"}  # unlike `wandb.setup()` this starts no service
-    candidates = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
-    for path in map(os.path.expanduser, candidates):
-        with contextlib.suppress(OSError, netrc.NetrcParseError):
-            if hosts & netrc.netrc(path).hosts.keys():
-                return True
-    return False
+def _upload_failed(run: wandb.Run) -> bool:
+    """W&B tells the outcome of an upload to its log alone."""
+    log = Path(run.settings.log_internal)
+    return log.exists() and "filestream: fatal error" in log.read_text(encoding="utf-8", errors="replace")

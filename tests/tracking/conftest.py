@@ -1,9 +1,7 @@
 """A run directory in a temporary folder, an environment in which W&B reaches nothing outside of it, and a W&B server on loopback."""
 
-import json
 import os
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import sys
 from typing import Any
 
 import pytest
@@ -12,19 +10,25 @@ from rllm_lightning.config import Config
 from rllm_lightning.registry import register_task
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.types import Episode, Step, TerminationReason, Trajectory
+from tests.tracking.wandb_server import WandbServer
 
 
 @pytest.fixture(autouse=True)
 def hermetic(tmp_path, monkeypatch):
-    """No login, no sweep, no service address of another process; W&B's folders and the network's way out are dead ends."""
+    """No login, no sweep, no scheduler, no service address of another process; W&B's folders and the network's way out are dead ends."""
     for name in list(os.environ):
-        if name.startswith("WANDB_"):
+        if name.startswith(("WANDB_", "SLURM_", "MLFLOW_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # the discard port: nothing listens
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    yield
+    if (wandb := sys.modules.get("wandb")) is not None:  # it remembers the environment of the first use, and a run left open
+        open_run = wandb.run is not None
+        wandb.teardown()
+        assert not open_run
 
 
 @register_task("tracking_demo")
@@ -55,6 +59,22 @@ def run(config):
 
 
 @pytest.fixture
+def follow():
+    """Takes a W&B run from its begin to its end: `follow(config, run, {step: metrics}, exit_code, begin)`."""
+    from rllm_lightning.tracking.wandb_tracker import WandbTracker
+
+    def go(config, run, metrics_by_step, exit_code=0, begin=0):
+        tracker = WandbTracker(config, run)
+        tracker.begin(begin)
+        for step, metrics in metrics_by_step.items():
+            tracker.log_metrics(metrics, step)
+        tracker.finalize("success")
+        tracker.close(exit_code)
+
+    return go
+
+
+@pytest.fixture
 def make_episode():
     def make(task_id="sum:1", rollout=0, reward=1.0, advantage=0.5, prompt="1+1=?", response="2"):
         chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
@@ -66,66 +86,6 @@ def make_episode():
         return Episode(id=f"{task_id}:{rollout}", is_correct=reward > 0, termination_reason=reason, trajectories=[trajectory])
 
     return make
-
-
-class WandbServer:
-    """Just enough of W&B's two interfaces for a plain online run: it keeps what the runs send."""
-
-    def __init__(self):
-        self.runs = {}  # variables of UpsertBucket, by run id, later ones over earlier ones
-        self.rows = []
-        self.exit_codes = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = outer.graphql(body) if self.path == "/graphql" else outer.file_stream(body)
-                data = json.dumps(answer).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def graphql(self, request):
-        if request["operationName"] == "Viewer":
-            return {"data": {"viewer": {"id": "1", "entity": "tester", "username": "tester", "flags": "{}", "teams": {"edges": []}}}}
-        if request["operationName"] == "RunResumeStatus":
-            return {"data": {"model": {"bucket": None}}}
-        if request["operationName"] != "UpsertBucket":
-            return {"data": {}, "errors": [{"message": "unknown here"}]}
-        given = {key: value for key, value in request["variables"].items() if value is not None}
-        name = given["name"]
-        self.runs[name] = self.runs.get(name, {}) | given
-        project = {"id": "1", "name": given.get("project", "p"), "entity": {"id": "1", "name": "tester"}}
-        bucket = {
-            "id": name,
-            "name": name,
-            "displayName": name,
-            "historyLineCount": 0,
-            "config": "{}",
-            "project": project,
-            "sweepName": None,
-        }
-        return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
-
-    def file_stream(self, request):
-        for line in request.get("files", {}).get("wandb-history.jsonl", {}).get("content", []):
-            self.rows.append({key: value for key, value in json.loads(line).items() if key[0] != "_"})
-        if request.get("complete"):
-            self.exit_codes.append(request["exitcode"])
-        return {"exitcode": None, "limits": {}}
-
-    def stop(self):
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture

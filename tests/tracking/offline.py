@@ -1,4 +1,4 @@
-"""Reads the file of an offline W&B run."""
+"""Reads the files of W&B runs."""
 
 import json
 import struct
@@ -10,6 +10,10 @@ from wandb.proto.wandb_internal_pb2 import Record
 def records(folder, kind):
     """The records of one kind in the one offline run of a `wandb` folder."""
     (path,) = folder.glob("offline-run-*/run-*.wandb")
+    return records_of(path, kind)
+
+
+def records_of(path, kind):
     messages = [Record.FromString(data) for data in framed(path.read_bytes())]
     return [getattr(message, kind) for message in messages if message.WhichOneof("record_type") == kind]
 

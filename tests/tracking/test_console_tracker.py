@@ -5,6 +5,8 @@ from rich.console import Console
 
 from rllm_lightning.tracking import console_tracker
 from rllm_lightning.tracking.console_tracker import ConsoleTracker
+from rllm_lightning.tracking.metrics_table import MetricsTable
+from rllm_lightning.tracking.summary import RunSummary
 
 
 @pytest.fixture
@@ -75,6 +77,31 @@ def test_the_end_shows_first_last_and_best_once(make_tracker, clock):
     ]
     assert rows[3][:4] == ["done", "at", "step", "2:"]
     assert len(rows) == 4
+
+
+def test_the_table_at_the_end_of_a_resumed_run_is_that_of_the_whole_run(run, make_tracker, clock):
+    """Steps 0 to 3 were logged before; the run resumes after step 2, so that .9 of step 3 never was."""
+    table = MetricsTable(run.metrics_csv)
+    for step, value in enumerate([0.25, 0.75, 0.5, 0.9]):
+        table.append(step, {"val/x/pass@1": value})
+    tracker = make_tracker()
+    tracker.begin(2, total_steps=4)
+    tracker.log_metrics({"val/x/pass@1": 0.625}, 3)
+    tracker.close(0)
+    assert ["val/x/pass@1", "0.25", "0.625", "0.75", "1"] in [line.split() for line in lines(tracker)]
+
+
+def test_without_the_table_a_resumed_run_goes_by_the_summary(run, config, make_tracker, clock):
+    summary = RunSummary(run, config)
+    summary.begin()
+    for step, value in enumerate([0.25, 0.75, float("nan")]):
+        summary.add({"val/x/pass@1": value}, step)
+    summary.finish("interrupted")
+    tracker = make_tracker()
+    tracker.begin(2)
+    tracker.log_metrics({"val/x/pass@1": 0.5}, 3)
+    tracker.close(0)
+    assert ["val/x/pass@1", "0.25", "0.5", "0.75", "1"] in [line.split() for line in lines(tracker)]
 
 
 @pytest.mark.parametrize("status", ["success", "failed"])

@@ -8,7 +8,7 @@ from rllm_lightning.tracking.secrets import is_secret_key, scrub, scrub_argument
 SECRET_KEYS = [
     *("api_key", "apiKey", "API_KEY", "OPENAI_API_KEY", "openai-api-key", "token", "hf_token", "HF_TOKEN", "accessToken", "access_tokens"),
     *("password", "db_password", "passwd", "PGPASS", "DB_PASS", "secret", "client_secret", "AWS_SECRET_ACCESS_KEY", "private_key"),
-    *("credentials", "GOOGLE_APPLICATION_CREDENTIALS", "Authorization", "api_keys"),
+    *("SLURM_JWT", "credentials", "GOOGLE_APPLICATION_CREDENTIALS", "Authorization", "api_keys"),
 ]
 HARMLESS_KEYS = [
     *("max_tokens", "micro_batch_tokens", "tokenizer", "tokens", "num_tokens", "pad_token", "eos_token", "stop_token", "token_level"),
@@ -91,6 +91,22 @@ def test_a_command_line_loses_its_secrets():
     assert scrub_arguments(["run.py", "task.api_key=sk-1", "--task.api_key=sk-1", "data.max_response_length=8"]) == [
         *("run.py", "task.api_key=***", "--task.api_key=***", "data.max_response_length=8")
     ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "scrubbed"),
+    [
+        (["--task.api_key", "sk-1", "--seed", "3"], ["--task.api_key", "***", "--seed", "3"]),
+        (["--task.api_key", "--seed=3"], ["--task.api_key", "--seed=3"]),  # a flag has no value
+        (['{"task.api_key": "sk-1", "max_tokens": 5}'], ['{"task.api_key": "***", "max_tokens": 5}']),
+        (["--task={'api_key': 'sk \\'1', 'level': 2}"], ["--task={'api_key': '***', 'level': 2}"]),
+        (["task={api_key: sk-1, mode: token-mean}"], ["task={api_key: ***, mode: token-mean}"]),
+        (["task.text={max_tokens: 3}", "loss_agg_mode=token-mean"], ["task.text={max_tokens: 3}", "loss_agg_mode=token-mean"]),
+    ],
+)
+def test_every_way_to_give_a_value_on_the_command_line_is_known(argv, scrubbed):
+    """As W&B's macros write them: `${args_no_equals}`, `${args_json}`, a nested parameter as Python's notation."""
+    assert scrub_arguments(argv) == scrubbed
 
 
 def test_the_config_file_of_a_run_holds_no_secret(make_config, monkeypatch):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from rllm_lightning.registry import TRACKERS, register_tracker
 from rllm_lightning.tracking.metrics_table import read_metrics
-from rllm_lightning.tracking.tracker import Tracker
+from rllm_lightning.tracking.tracker import Table, Tracker
 from rllm_lightning.tracking.trackers import make_trackers
 
 
@@ -37,6 +37,14 @@ def test_no_trackers_are_a_choice_too(make_config, run):
 def test_an_unknown_tracker_fails_with_the_config(make_config):
     with pytest.raises(ValueError, match=r"unknown tracker 'wandbb'; did you mean 'wandb'\?"):
         make_config(**{"rllm.trainer.logger": ["wandbb"]})
+
+
+def test_tables_of_the_run_are_there_before_it_begins(make_config, run):
+    table = Table(["property", "grpo"], [["scope", "group"]])
+    (tracker,) = make_trackers(make_config(**{"rllm.trainer.logger": ["memory"]}), run, {"estimator_card": table})
+    assert tracker.tables == {"estimator_card": table}
+    (tracker,) = make_trackers(make_config(**{"rllm.trainer.logger": ["memory"]}), run)
+    assert tracker.tables == {}
 
 
 def test_every_tracker_is_a_lightning_logger_at_home_in_the_run_directory(make_config, run):

@@ -5,22 +5,11 @@ import sys
 
 import pytest
 import wandb
-import yaml
 
 from rllm_lightning import schema
-from rllm_lightning.config import ConfigError
-from rllm_lightning.tracking import wandb_tracker
 from rllm_lightning.tracking.run_directory import RunDirectory
-from rllm_lightning.tracking.wandb_tracker import STEP, WandbTracker, choose_mode, run_arguments, settings
+from rllm_lightning.tracking.wandb_tracker import STEP, WandbTracker
 from tests.tracking import offline
-
-
-@pytest.fixture(autouse=True)
-def no_run_is_left_open():
-    yield
-    open_run = wandb.run is not None
-    wandb.teardown()
-    assert not open_run
 
 
 def rows(run):
@@ -35,16 +24,7 @@ def config_of(run):
     return offline.values(offline.records(run.wandb, "run")[0].config.update)
 
 
-def follow(config, run, metrics_by_step, exit_code=0):
-    tracker = WandbTracker(config, run)
-    tracker.begin(0)
-    for step, metrics in metrics_by_step.items():
-        tracker.log_metrics(metrics, step)
-    tracker.finalize("success")
-    tracker.close(exit_code)
-
-
-def test_wandbs_own_viewer_reads_the_run(config, run):
+def test_wandbs_own_viewer_reads_the_run(config, run, follow):
     follow(config, run, {0: {"a": 0.5}})
     (path,) = run.wandb.glob("offline-run-*/run-*.wandb")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
@@ -82,7 +62,7 @@ def test_every_step_is_one_row_against_the_global_step(config, run, make_episode
 
 
 @pytest.mark.parametrize("exit_code", [1, 130, 143])
-def test_the_run_ends_with_the_exit_code_of_the_process_whatever_lightning_says(config, run, exit_code):
+def test_the_run_ends_with_the_exit_code_of_the_process_whatever_lightning_says(config, run, exit_code, follow):
     follow(config, run, {1: {"a": 1.0}}, exit_code)
     assert [record.exit_code for record in offline.records(run.wandb, "exit")] == [exit_code]
 
@@ -97,7 +77,7 @@ def test_closing_twice_is_closing_once_and_nothing_reopens(config, run):
     assert len(offline.records(run.wandb, "exit")) == 1
 
 
-def test_two_runs_in_one_process_are_two(make_config):
+def test_two_runs_in_one_process_are_two(make_config, follow):
     config, runs = make_config(), []
     for value in (1.0, 2.0):
         runs.append(RunDirectory.create(config))
@@ -105,13 +85,13 @@ def test_two_runs_in_one_process_are_two(make_config):
     assert [rows(run) for run in runs] == [[{STEP: 1, "a": 1.0}], [{STEP: 1, "a": 2.0}]]
 
 
-def test_values_that_are_not_finite_are_left_out(config, run):
+def test_values_that_are_not_finite_are_left_out(config, run, follow):
     """B43: the objective is numeric or omitted."""
     follow(config, run, {1: {"a": float("nan"), "b": float("inf"), "c": 0.5}})
     assert rows(run) == [{STEP: 1, "c": 0.5}]
 
 
-def test_the_config_is_the_resolved_one_nested_and_without_secrets(make_config):
+def test_the_config_is_the_resolved_one_nested_and_without_secrets(make_config, follow):
     config = make_config(**{"task.api_key": "sk-hidden", "training.learning_rate": 0.25, "rllm.algorithm.adv_estimator": "rloo"})
     run = RunDirectory.create(config)
     follow(config, run, {})
@@ -214,117 +194,6 @@ def test_disabled_costs_nothing(make_config):
     assert not run.wandb.exists()
 
 
-# ----------------------------------------------------------------------------------------------------------------- modes
-
-
-def test_offline_is_the_default_and_a_login_makes_it_online(make_config, monkeypatch, tmp_path):
-    assert choose_mode(make_config()) == "offline"
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    assert choose_mode(make_config()) == "online"
-    monkeypatch.delenv("WANDB_API_KEY")
-    (tmp_path / "netrc").write_text("machine 127.0.0.1:9\n  login user\n  password " + "0" * 40 + "\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert choose_mode(make_config()) == "online"
-
-
-def test_a_login_elsewhere_is_no_login_here(make_config, monkeypatch, tmp_path):
-    (tmp_path / "netrc").write_text("machine github.com\n  login user\n  password secret\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert choose_mode(make_config()) == "offline"
-
-
-def test_the_config_decides_over_the_environment_and_that_over_the_login(make_config, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_MODE", "dryrun")
-    assert choose_mode(make_config()) == "offline"
-    assert choose_mode(make_config(**{"wandb.mode": "disabled"})) == "disabled"
-
-
-def test_online_without_a_login_is_refused_at_once(make_config):
-    config = make_config(**{"wandb.mode": "online"})
-    with pytest.raises(ConfigError, match=r"^wandb\.mode: online needs a login"):
-        WandbTracker(config, RunDirectory.create(config))
-
-
-def test_a_server_that_is_down_leaves_an_offline_run(make_config, monkeypatch, caplog):
-    """The base URL of these tests leads to a port where nothing listens."""
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    chosen = settings() | {"init_timeout": 1}
-    monkeypatch.setattr(wandb_tracker, "settings", lambda: chosen)
-    config = make_config(**{"wandb.mode": "online"})
-    run = RunDirectory.create(config)
-    follow(config, run, {1: {"a": 1.0}})
-    assert rows(run) == [{STEP: 1, "a": 1.0}]
-    assert "recorded offline" in caplog.text
-
-
-def test_an_online_run_sends_every_row_and_how_the_process_ends(make_config, wandb_server):
-    config = make_config(**{"wandb.group": "ablation"})
-    run = RunDirectory.create(config)
-    follow(config, run, {step: {"a": step / 2} for step in range(4)}, exit_code=143)
-    assert wandb_server.rows == [{STEP: step, "a": step / 2} for step in range(4)]
-    assert wandb_server.exit_codes == [143]
-    sent = wandb_server.runs[run.id]
-    assert {key: sent[key] for key in ("project", "groupName", "displayName")} == {
-        "project": "demo",
-        "groupName": "ablation",
-        "displayName": run.path.name,
-    }
-    assert json.loads(sent["config"])["seed"]["value"] == 7
-
-
-def test_retries_are_bounded():
-    chosen = settings()
-    wandb.Settings(**chosen)  # every name is one of this version
-    assert {name for name in chosen if name.endswith("retry_max")} == {
-        f"x_{part}_retry_max" for part in ("graphql", "file_stream", "file_transfer")
-    }
-    assert chosen["finish_timeout"] <= 60
-
-
-# ------------------------------------------------------------------------------------------------------------- arguments
-
-
-def test_every_key_of_the_section_reaches_wandb(make_config, run):
-    config = make_config(
-        **{
-            "wandb.entity": "team",
-            "wandb.group": "ablation",
-            "wandb.job_type": "train",
-            "wandb.tags": ["a", "b"],
-            "wandb.notes": "why",
-            "wandb.id": "abc",
-        }
-    )
-    assert run_arguments(config, run) == {
-        "id": "abc",
-        "entity": "team",
-        "project": "demo",
-        "name": run.path.name,
-        "group": "ablation",
-        "job_type": "train",
-        "tags": ["a", "b"],
-        "notes": "why",
-    }
-
-
-def test_the_group_is_the_sweep_else_the_estimator(make_config, run, monkeypatch):
-    config = make_config(**{"rllm.algorithm.adv_estimator": "rloo"})
-    assert run_arguments(config, run)["group"] == "rloo"
-    monkeypatch.setenv("WANDB_SWEEP_ID", "sw33p")
-    assert run_arguments(config, run)["group"] == "sw33p"
-
-
-def test_a_resumed_run_directory_is_the_same_wandb_run(config, run):
-    assert run_arguments(config, run)["id"] == run_arguments(config, RunDirectory.open(run.path))["id"] == run.id
-
-
-def test_what_an_agent_has_set_stands(config, run, monkeypatch):
-    monkeypatch.setenv("WANDB_RUN_ID", "from-agent")
-    monkeypatch.setenv("WANDB_SWEEP_ID", "sw33p")
-    assert not {"id", "project"} & run_arguments(config, run).keys()
-
-
 def test_a_users_own_open_run_is_used_and_left_open(config, run, tmp_path):
     own = wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True))
     tracker = WandbTracker(config, run)
@@ -333,58 +202,3 @@ def test_a_users_own_open_run_is_used_and_left_open(config, run, tmp_path):
     assert wandb.run is own
     assert own.config["seed"] == 7
     own.finish()
-
-
-# ---------------------------------------------------------------------------------------------------------------- sweeps
-
-
-@pytest.fixture
-def sweep(tmp_path, monkeypatch):
-    def issue(**values):
-        path = tmp_path / "sweep-values.yaml"
-        path.write_text(yaml.safe_dump({"wandb_version": 1} | {key: {"value": value} for key, value in values.items()}, sort_keys=False))
-        monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(path))
-        monkeypatch.setenv("WANDB_SWEEP_ID", "sw33p")
-
-    return issue
-
-
-def test_a_sweeps_values_are_those_the_run_uses(make_config, sweep):
-    """B41: dotted and nested parameters; the config shown is the one in effect."""
-    sweep(**{"training.learning_rate": 1e-3, "rllm": {"algorithm": {"adv_estimator": "rloo"}}, "task.level": 4.0, "seed": 7})
-    config = make_config(**{"training.learning_rate": "1e-3", "rllm.algorithm.adv_estimator": "rloo", "task.level": 4})
-    run = RunDirectory.create(config)
-    follow(config, run, {1: {"a": 1.0}})
-    shown = config_of(run)
-    assert shown["training"]["learning_rate"] == 1e-3
-    assert shown["training.learning_rate"] == 1e-3
-    assert shown["rllm"]["algorithm"]["adv_estimator"] == "rloo"
-
-
-def test_a_run_that_would_be_shown_with_other_values_is_refused(make_config, sweep):
-    sweep(**{"training.learning_rate": 1e-3, "rllm": {"algorithm": {"adv_estimator": "rloo"}}, "seed": 7})
-    config = make_config(**{"rllm.algorithm.adv_estimator": "grpo", "training.learning_rate": 1e-4})
-    with pytest.raises(ConfigError) as caught:
-        WandbTracker(config, RunDirectory.create(config))
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "training.learning_rate: the sweep says 0.001, this run uses 0.0001"
-    assert lines[1] == "rllm.algorithm.adv_estimator: the sweep says 'rloo', this run uses 'grpo'"
-    assert len(lines) == 3
-
-
-def test_a_swept_key_that_nothing_reads_is_refused(make_config, sweep):
-    sweep(**{"training.learning_rat": 1e-3})
-    config = make_config()
-    with pytest.raises(ValueError, match=r"training\.learning_rat: unknown key"):
-        WandbTracker(config, RunDirectory.create(config))
-
-
-def test_every_rank_refuses(make_config, sweep, monkeypatch):
-    """B44: rank 1 does not train on while rank 0 stops."""
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
-    sweep(seed=8)
-    config = make_config()
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    with pytest.raises(ValueError, match="seed: the sweep says 8, this run uses 7"):
-        WandbTracker(config, RunDirectory.create(config))
