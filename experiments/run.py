@@ -35,8 +35,10 @@ def main(argv: list[str]) -> int:
         cfg = Config.from_config(config)
 
         from rllm_lightning.models.load import check_model
+        from rllm_lightning.tracking.trackers import check_trackers
 
         check_model(cfg.model)  # the trainer does so too, but drawing tasks takes longer
+        check_trackers(cfg)
         tasks = TASKS.get(cfg.task.name)(cfg.data_seed, **cfg.task.args)
 
         from rllm_lightning.trainer.backend import LightningBackend
@@ -68,7 +70,7 @@ def main(argv: list[str]) -> int:
         return 130
     print(f"run:     {trainer.run_path}\nreport:  {trainer.run_path}/report.html")
     if any(Path(trainer.run_path, "wandb").glob("offline-run-*")):
-        print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb/offline-run-*")
+        print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb")
     return 0
 
 

@@ -12,22 +12,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
 from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.tracking.table import Table
 from rllm_lightning.types import Episode
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in rows and columns that belongs to a run as a whole, such as the card of its estimator."""
-
-    columns: list[str]
-    rows: list[list[str]]
 
 
 class Tracker(Logger):

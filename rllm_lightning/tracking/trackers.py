@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 from rllm_lightning.config import Config, ConfigError
 from rllm_lightning.registry import TRACKERS, register_tracker
 from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.tracking.table import Table
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
-
-    from rllm_lightning.tracking.tracker import Table
 
 EXTRAS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "trackio": "trackio"}  # tracker -> the package, and extra, it needs
 

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from rllm_lightning.registry import TRACKERS, register_tracker
 from rllm_lightning.tracking.metrics_table import read_metrics
-from rllm_lightning.tracking.tracker import Table, Tracker
+from rllm_lightning.tracking.table import Table
+from rllm_lightning.tracking.tracker import Tracker
 from rllm_lightning.tracking.trackers import make_trackers
 
 
