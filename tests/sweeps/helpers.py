@@ -1,0 +1,33 @@
+"""Waiting, and looking at processes."""
+
+import json
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FAKE_RUN = Path(__file__).parent / "fake_run.py"
+
+
+def wait_until(condition, timeout=60.0):
+    """Wait until `condition()` is true, and return what it returned."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+    return found
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def starts_of(folder):
+    """What the stand-in noted each time that a trial was started: `{trial: [note, ...]}`."""
+    return {
+        path.parent.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(folder.glob("trials/*/starts.jsonl"))
+    }
