@@ -134,7 +134,7 @@ def test_every_group_stands_in_the_terminal_as_it_is_named(evil, capsys):
 
 @pytest.mark.parametrize(
     ("ends", "num_figures"),
-    [({"rloo": [0.8]}, 3), ({"rloo": [0.8, 0.8], "grpo": [0.8, 0.8]}, 4), ({str(k): [0.1 * k] for k in range(1, 15)}, 3)],
+    [({"rloo": [0.8]}, 3), ({"rloo": [0.8, 0.8], "grpo": [0.8, 0.8]}, 4), ({f"a long name {k}": [0.1 * k, 0.2] for k in range(1, 15)}, 4)],
 )
 def test_figures_are_drawn_of_one_seed_of_equal_values_and_of_many_groups(tmp_path, ends, num_figures):
     make_sweep(tmp_path, ends)

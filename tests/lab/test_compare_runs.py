@@ -107,6 +107,12 @@ def test_a_curve_holds_what_had_been_spent(tmp_path):
     assert found.seconds.tolist() == [0, 1.5]
 
 
+@pytest.mark.parametrize(("status", "steps"), [("failed", []), ("running", []), ("done", [0])])
+def test_a_run_that_broke_off_before_its_first_step_has_no_curve(tmp_path, status, steps):
+    run = read_run(make_run(tmp_path / "run", values={0: 0.2}, status=status))
+    assert curve_of(run, Metric()).steps.tolist() == steps
+
+
 def test_a_run_with_several_sources_counts_their_mean_and_lacks_it_where_one_is_missing(tmp_path):
     run = read_run(make_run(tmp_path / "run", values={0: 0.2, 1: 0.4}))
     run.rows[0]["val/sums/pass@1"] = 0.6

@@ -151,8 +151,9 @@ def test_identical_constant_groups_have_a_p_value_of_one(test):
 
 
 def test_one_constant_group_still_has_an_interval():
+    # with no variance in one group Welch's t is Student's of the other
     found = statistics.welch_test(np.full(3, 0.5), SCORES)
-    assert found.p == pytest.approx(stats.ttest_ind(np.full(3, 0.5), SCORES, equal_var=False).pvalue)
+    assert found.p == pytest.approx(stats.ttest_1samp(SCORES, 0.5).pvalue)
 
 
 @pytest.mark.parametrize("test", [statistics.paired_test, statistics.welch_test])
@@ -160,6 +161,18 @@ def test_one_seed_has_a_difference_and_nothing_else(test):
     found = test(np.array([0.5]), np.array([0.2]))
     assert found.mean.value == pytest.approx(0.3)
     assert np.isnan([found.mean.low, found.p, *found.improvement]).all()
+
+
+@pytest.mark.parametrize("test", [statistics.paired_test, statistics.welch_test])
+def test_groups_are_equal_within_a_margin_just_where_the_interval_lies_within_it(test):
+    found = test(SCORES, OTHERS)
+    margin = max(abs(found.mean.low), abs(found.mean.high))
+    assert statistics.equivalence_p(found, margin) == pytest.approx(0.05)
+    assert statistics.equivalence_p(found, 1.1 * margin) < 0.05 < statistics.equivalence_p(found, 0.9 * margin)
+
+
+def test_equivalence_of_equal_values_cannot_be_said():
+    assert np.isnan(statistics.equivalence_p(statistics.paired_test(SCORES, SCORES), 0.03))
 
 
 # ------------------------------------------------------------------------------------------------------- many comparisons, power

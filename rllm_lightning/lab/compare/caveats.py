@@ -15,7 +15,7 @@ import numpy as np
 from rllm_lightning.lab.compare.groups import NOT_SET, Group
 from rllm_lightning.lab.compare.measures import MEASURES
 from rllm_lightning.lab.compare.results import Comparison, PairResult
-from rllm_lightning.lab.compare.runs import Run
+from rllm_lightning.lab.compare.runs import SOFTWARE, Run
 from rllm_lightning.lab.compare.statistics import is_constant
 from rllm_lightning.lab.compare.words import MAX_SHOWN, count_runs, listed, number, seed_range
 
@@ -91,12 +91,9 @@ def _no_spread(comparison: Comparison) -> Iterator[str]:
 
 
 def _end_of_scale(comparison: Comparison) -> Iterator[str]:
-    near = [
-        result.label
-        for result in comparison.groups
-        if comparison.metric.is_share and min(mean := result.summaries[comparison.measure].mean.value, 1 - mean) < NEAR_END
-    ]
-    if near:
+    means = {result.label: result.summaries[comparison.measure].mean for result in comparison.groups}
+    near = [label for label, mean in means.items() if math.isfinite(mean.low) and min(mean.value, 1 - mean.value) < NEAR_END]
+    if near and comparison.metric.is_share:
         yield f"close to the end of the scale, where seeds are skewed and the interval of a mean holds some 90% of the time: {listed(near)}"
 
 
@@ -154,9 +151,9 @@ def _unequal_steps(comparison: Comparison) -> Iterator[str]:
 
 
 def _software(comparison: Comparison) -> Iterator[str]:
-    software = sorted({run.software for run in comparison.runs if run.software is not None})
-    if len(software) > 1:
-        yield f"made by different software: {listed(software, '; ')}"
+    versions = {name: {run.software[name] for run in comparison.runs if name in run.software} for name in (*SOFTWARE, "commit")}
+    if differing := [f"{name} {listed(sorted(found))}" for name, found in versions.items() if len(found) > 1]:
+        yield f"made by different software: {'; '.join(differing)}"
 
 
 def _best(comparison: Comparison) -> Iterator[str]:

@@ -110,8 +110,8 @@ def _pairs(results: Sequence[GroupResult], measure: str, sign: int, difference: 
     having = [result for result in results if result.summaries[measure].values]
     couples = list(itertools.combinations(having, 2))
     pairs = [_compare(a, b, measure, sign, difference, len(couples)) for a, b in couples]
-    corrected = statistics.holm(np.array([pair.p for pair in pairs]))
-    return [replace(pair, p_holm=float(p)) for pair, p in zip(pairs, corrected, strict=True)]
+    differ, equal = (statistics.holm(np.array([getattr(pair, p) for pair in pairs])) for p in ("p", "p_equal"))
+    return [replace(pair, p_holm=float(p), p_equal=float(q)) for pair, p, q in zip(pairs, differ, equal, strict=True)]
 
 
 def _compare(a: GroupResult, b: GroupResult, measure: str, sign: int, difference: float, num_comparisons: int) -> PairResult:
@@ -134,6 +134,7 @@ def _compare(a: GroupResult, b: GroupResult, measure: str, sign: int, difference
         difference=_plain(test.mean),
         p=float(test.p),
         p_holm=math.nan,
+        p_equal=float(statistics.equivalence_p(test, difference)),
         improvement=Interval(_sided(test.improvement.value, sign), low, high),
         wins=float((ahead > 0).sum() + (ahead == 0).sum() / 2),
         chances=ahead.size,

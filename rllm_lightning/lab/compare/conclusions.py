@@ -1,7 +1,8 @@
 """What may be concluded, pair by pair, in plain words.
 
-Told apart where Holm's p value is at most `ALPHA`; about equal where the whole interval of the difference lies within the difference that
-would matter; otherwise undecided, with the number of seeds that would decide. Below `MIN_SEEDS` nothing is concluded.
+Told apart where Holm's p value is at most `ALPHA`; about equal where they surely differ by less than would matter (alone: where the whole
+interval lies within ± that difference; after Holm's correction, too); otherwise undecided, with the number of seeds that would decide.
+Below `MIN_SEEDS` nothing is concluded.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ Verdict = Literal["too few seeds", "told apart", "about equal", "undecided"]
 MAX_SENTENCES = 3  # pairs that are each told of; above it a sentence sums up
 
 
-def verdict_of(pair: PairResult, difference: float) -> Verdict:
-    """What the numbers of a pair allow to say; `difference` is the smallest that would matter."""
+def verdict_of(pair: PairResult) -> Verdict:
+    """What the numbers of a pair allow to say."""
     if min(pair.num_seeds) < MIN_SEEDS:
         return "too few seeds"
     if pair.p_holm <= ALPHA:
         return "told apart"
-    if -difference < pair.difference.low and pair.difference.high < difference:
+    if pair.p_equal <= ALPHA:
         return "about equal"
     return "undecided"
 
@@ -36,7 +37,7 @@ def conclusions_of(comparison: Comparison) -> list[str]:
     if not comparison.pairs:
         return [f"Fewer than two groups have a value of {comparison.metric_name}: nothing to compare."]
     order: list[Verdict] = ["told apart", "about equal", "undecided", "too few seeds"]
-    verdicts = {id(pair): verdict_of(pair, comparison.difference) for pair in comparison.pairs}
+    verdicts = {id(pair): verdict_of(pair) for pair in comparison.pairs}
     pairs = sorted(comparison.pairs, key=lambda pair: order.index(verdicts[id(pair)]))
     sentences = [_sentence(comparison, pair, verdicts[id(pair)]) for pair in pairs]
     if len(pairs) <= MAX_SENTENCES:

@@ -30,7 +30,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
             "conclusions": comparison.conclusions,
             "caveats": comparison.caveats,
             "groups": [_group(result) for result in comparison.groups],
-            "pairs": [_pair(pair, comparison.difference) for pair in comparison.pairs],
+            "pairs": [_pair(pair) for pair in comparison.pairs],
             "methods": methods(comparison),
         }
     )
@@ -68,7 +68,7 @@ def _run(member: Member) -> dict[str, Any]:
     }
 
 
-def _pair(pair: PairResult, difference: float) -> dict[str, Any]:
+def _pair(pair: PairResult) -> dict[str, Any]:
     return {
         "a": pair.a,
         "b": pair.b,
@@ -77,9 +77,10 @@ def _pair(pair: PairResult, difference: float) -> dict[str, Any]:
         "difference": pair.difference._asdict(),
         "p": pair.p,
         "p_holm": pair.p_holm,
+        "p_equal_holm": pair.p_equal,
         "probability_of_improvement": pair.improvement._asdict(),
         "ahead": pair.wins,
         "chances": pair.chances,
         "seeds_needed": pair.needed,
-        "verdict": verdict_of(pair, difference),
+        "verdict": verdict_of(pair),
     }

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -24,7 +24,9 @@ from rllm_lightning.tracking.chart import LIGHT
 
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
-MAX_MATRIX = 12  # groups; the numbers in more cells could not be read
+MAX_GROUPS = 12  # more could not be told apart
+MAX_LABEL = 40  # characters
+MAX_ROW = 60  # characters of labels side by side
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small, and in the reader's own letters
     "text.parse_math": False,  # a dollar in a name is a dollar
@@ -49,8 +51,9 @@ def figures_of(comparison: Comparison) -> list[Picture]:
     """The figures that there is something to draw for."""
     if not any(result.summaries[comparison.measure].values for result in comparison.groups):
         return []
-    matrix = bool(comparison.pairs) and len(comparison.groups) <= MAX_MATRIX
-    return [Picture(title, draw(comparison, paint)) for title, paint in FIGURES.items() if matrix or paint is not draw_pairs]
+    shown = replace(comparison, groups=comparison.groups[:MAX_GROUPS])
+    hint = f" (the best {MAX_GROUPS} of {len(comparison.groups)} groups)" if len(comparison.groups) > MAX_GROUPS else ""
+    return [Picture(title + hint, draw(shown, paint)) for title, paint in FIGURES.items() if comparison.pairs or paint is not draw_pairs]
 
 
 def draw(comparison: Comparison, paint: Callable[[Comparison, Any], None]) -> str:
@@ -99,8 +102,7 @@ def draw_seeds(comparison: Comparison, axes: Any) -> None:
             if math.isfinite(estimate.low):
                 axes.plot([index + offset] * 2, estimate[1:], color=colour, linewidth=1.5)
             axes.plot([index + offset], [estimate.value], marker="s", color=colour, markerfacecolor=face, markersize=5)
-    axes.set_xticks(range(len(comparison.groups)), [plain(result.label) for result in comparison.groups])
-    axes.tick_params(axis="x", rotation=20 if len(comparison.groups) > 4 else 0)
+    _name_columns(axes, [result.label for result in comparison.groups])
     axes.set(ylabel=f"{NAMES[comparison.measure]} {comparison.metric_name}", xlim=(-0.5, len(comparison.groups) - 0.4))
 
 
@@ -126,10 +128,11 @@ def draw_profile(comparison: Comparison, axes: Any) -> None:
 def draw_pairs(comparison: Comparison, axes: Any) -> None:
     """Row minus column, with interval and Holm's p value; colour only underlines the sign, the numbers say it all."""
     labels = [result.label for result in comparison.groups]
-    having = [label for label in labels if any(label in (pair.a, pair.b) for pair in comparison.pairs)]
+    pairs = [pair for pair in comparison.pairs if pair.a in labels and pair.b in labels]
+    having = [label for label in labels if any(label in (pair.a, pair.b) for pair in pairs)]
     size = len(having)
     differences = np.full((size, size), np.nan)
-    for pair in comparison.pairs:
+    for pair in pairs:
         row, column = having.index(pair.a), having.index(pair.b)
         value, low, high = pair.difference
         for y, x, flip in ((row, column, 1), (column, row, -1)):
@@ -137,12 +140,10 @@ def draw_pairs(comparison: Comparison, axes: Any) -> None:
             bounds = "" if math.isnan(low) else "\n[{}, {}]".format(*(signed(bound) for bound in sorted((flip * low, flip * high))))
             p = "" if math.isnan(pair.p_holm) else f"\np {number(pair.p_holm)}"
             axes.text(x, y, f"{signed(flip * value)}{bounds}{p}", ha="center", va="center", fontsize=max(4.0, 10 - 0.8 * size))
-    limit = np.nanmax(np.abs(differences)) or 1.0
-    axes.imshow(
-        comparison.metric.sign * differences, cmap="PuOr_r", vmin=-2 * limit, vmax=2 * limit, aspect="auto"
-    )  # pale: text stays readable
+    limit = 2 * np.nanmax(np.abs(differences)) or 1.0  # twice as much: pale enough for the numbers to be read
+    axes.imshow(comparison.metric.sign * differences, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto")
     axes.grid(False)
-    axes.set_xticks(range(size), [f"- {label}" for label in having])
+    _name_columns(axes, [f"- {label}" for label in having])
     axes.set_yticks(range(size), [plain(label) for label in having])
 
 
@@ -160,8 +161,15 @@ FIGURES: dict[str, Callable[[Comparison, Any], None]] = {
 
 
 def plain(text: str) -> str:
-    """A label that a legend shows: one that begins with an underscore it would hide."""
-    return f"\u200b{text}" if text.startswith("_") else text
+    """A label that fits, and that a legend shows: one that begins with an underscore it would hide."""
+    short = text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
+    return f"\u200b{short}" if short.startswith("_") else short
+
+
+def _name_columns(axes: Any, labels: Sequence[str]) -> None:
+    slanted = sum(len(label) for label in labels) > MAX_ROW
+    axes.set_xticks(range(len(labels)), [plain(label) for label in labels])
+    axes.tick_params(axis="x", rotation=25 if slanted else 0)
 
 
 def _legend(axes: Any) -> None:

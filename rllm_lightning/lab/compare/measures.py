@@ -105,8 +105,8 @@ def reach(curve: Curve, threshold: float) -> Reach:
 
 
 def curve_of(run: Run, metric: Metric) -> Curve:
-    """The curve of a run; empty where it has no such metric."""
-    keys = metric.keys(run)
+    """The curve of a run; empty where it has no such metric, and where it broke off before its first step: it says nothing of training."""
+    keys = metric.keys(run) if run.status == "done" or run.last_step > 0 else []
     points, samples, seconds = [], 0.0, 0.0
     for row in run.rows:
         samples, seconds = (total + _cost(row, key) for total, key in ((samples, NUM_SAMPLES), (seconds, SECONDS)))

@@ -53,7 +53,8 @@ class PairResult:
     """Two groups, a being the one with the better mean.
 
     `seeds`: those they are paired by; empty where they are compared as independent groups. `wins` of `chances`: how often a was ahead (a
-    tie is half), seed by seed or run by run. `needed`: seeds a group to see the difference of interest; None where that cannot be said.
+    tie is half), seed by seed or run by run. `p_equal`: that they differ by at least
+    the difference of interest, Holm's, too. `needed`: seeds a group to see the difference of interest; None where that cannot be said.
     """
 
     a: str
@@ -63,6 +64,7 @@ class PairResult:
     difference: Interval
     p: float
     p_holm: float
+    p_equal: float
     improvement: Interval
     wins: float
     chances: int

@@ -30,9 +30,9 @@ SOFTWARE = ("rllm-lightning", "torch", "transformers")  # packages whose version
 class Run:
     """A run as its folder tells.
 
-    `status` is `summary.json`'s: `done`, `failed`, `interrupted`, or `running` also where the process was killed; `unknown` where there
-    is no summary. `loss`: the name of the policy loss, with the default filled in. `software`: commit and versions. `questions`: a digest
-    of the tasks of the first validation; None where no episodes were written.
+    `status` is `summary.json`'s: `done`, `failed`, `interrupted`, or `running` also where the process was killed; `unknown` where there is
+    no summary. `loss`: the name of the policy loss, with the default filled in. `software`: what made it, name -> version. `questions`:
+    a digest of the tasks of the first validation; None where no episodes were written.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Run:
     seed: int
     status: str
     loss: str | None
-    software: str | None
+    software: dict[str, str]
     questions: str | None
     rows: list[dict[str, float]]
 
@@ -119,7 +119,7 @@ def read_run(path: Path) -> Run:
         seed=int(config["seed"]),
         status=summary["status"] if summary else UNKNOWN,
         loss=summary["loss_fn"] if summary else None,
-        software=_software(summary) if summary else None,
+        software=_software(summary) if summary else {},
         questions=_questions(run, config),
         rows=read_metrics(run.metrics_csv) if run.metrics_csv.exists() else [],
     )
@@ -135,9 +135,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _software(summary: Mapping[str, Any]) -> str:
-    versions = [f"{package} {summary['versions'][package]}" for package in SOFTWARE if package in summary["versions"]]
-    return ", ".join([*versions, *([f"commit {summary['git_commit'][:10]}"] if summary["git_commit"] else [])])
+def _software(summary: Mapping[str, Any]) -> dict[str, str]:
+    versions = {package: summary["versions"][package] for package in SOFTWARE if package in summary["versions"]}
+    return versions | ({"commit": summary["git_commit"][:10]} if summary["git_commit"] else {})
 
 
 def _questions(run: RunDirectory, config: Mapping[str, Any]) -> str | None:

@@ -44,11 +44,14 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Of means, with its interval; the two-sided p value that it is 0; and P(improvement) with its interval."""
+    """Of means, with its interval; the two-sided p value that it is 0; P(improvement) with its interval; its standard error and their
+    degrees of freedom."""
 
     mean: Interval
     p: Any
     improvement: Interval
+    error: Any
+    df: Any
 
 
 def is_constant(x: Array) -> Any:
@@ -133,10 +136,11 @@ def paired_test(a: Array, b: Array) -> Difference:
     constant = _constant_difference(d, a, b)
     spread = np.where(constant, np.nan, d.std(axis=-1, ddof=1))
     t = difference.value * math.sqrt(n) / spread
-    half = stats.t.ppf(1 - ALPHA / 2, n - 1) * spread / math.sqrt(n)
+    error = spread / math.sqrt(n)
+    half = stats.t.ppf(1 - ALPHA / 2, n - 1) * error
     p = np.where(constant, np.where(_is_zero(difference.value, a, b), 1.0, 2.0 ** (1 - n)), 2 * stats.t.sf(np.abs(t), n - 1))
     interval = Interval(difference.value, difference.value - half, difference.value + half)
-    return Difference(interval, p, _improvement(t, n - 1, math.sqrt(n)))
+    return Difference(interval, p, _improvement(t, n - 1, math.sqrt(n)), error, n - 1)
 
 
 def welch_test(a: Array, b: Array) -> Difference:
@@ -161,7 +165,17 @@ def welch_test(a: Array, b: Array) -> Difference:
     by_dealing = min(1.0, 2 / math.comb(num_a + num_b, num_a))
     p = np.where(constant, np.where(_is_zero(difference, a, b), 1.0, by_dealing), 2 * stats.t.sf(np.abs(t), df))
     interval = Interval(difference, difference - half, difference + half)
-    return Difference(interval, p, _improvement(t, df, np.sqrt(variance_a + variance_b) / error))
+    return Difference(interval, p, _improvement(t, df, np.sqrt(variance_a + variance_b) / error), error, df)
+
+
+def equivalence_p(difference: Difference, margin: float) -> Any:
+    """The p value that the true difference is at least `margin` (above 0) in size: at most `ALPHA` just where the interval is within ±margin.
+
+    Twice the larger one-sided p value (Schuirmann 1987, at half the usual level, so that it agrees with the interval). NaN without spread.
+    """
+    value = difference.mean.value
+    larger = np.maximum(*(stats.t.sf((margin + side) / difference.error, difference.df) for side in (value, -value)))
+    return np.minimum(1.0, 2 * larger)
 
 
 def _constant_difference(d: Array, a: Array, b: Array) -> Any:
@@ -175,7 +189,7 @@ def _is_zero(difference: Any, a: Array, b: Array) -> Any:
 
 def _nothing_but(difference: Any) -> Difference:
     nan = difference * np.nan
-    return Difference(Interval(difference, nan, nan), nan, Interval(nan, nan, nan))
+    return Difference(Interval(difference, nan, nan), nan, Interval(nan, nan, nan), nan, nan)
 
 
 def _improvement(t: Any, df: Any, scale: Any) -> Interval:

@@ -80,7 +80,7 @@ PAIR_COLUMNS: list[tuple[str, Callable[[Comparison, PairResult], str]]] = [
     ("P(better)", lambda c, p: interval(p.improvement, chance)),
     ("ahead", lambda c, p: f"{p.wins:g} of {p.chances}"),
     ("seeds needed", lambda c, p: NOTHING if p.needed is None else str(p.needed)),
-    ("verdict", lambda c, p: verdict_of(p, c.difference)),
+    ("verdict", lambda c, p: verdict_of(p)),
 ]
 
 
