@@ -169,7 +169,7 @@ def welch_test(a: Array, b: Array) -> Difference:
 
 
 def equivalence_p(difference: Difference, margin: float) -> Any:
-    """The p value that the true difference is at least `margin` (above 0) in size: at most `ALPHA` just where the interval is within ±margin.
+    """The p value that the true difference is at least `margin` (> 0) in size: at most `ALPHA` just where the interval is within ±margin.
 
     Twice the larger one-sided p value (Schuirmann 1987, at half the usual level, so that it agrees with the interval). NaN without spread.
     """
