@@ -46,7 +46,7 @@ class DataConfig:
 @dataclass
 class ModelConfig:
     name: str = "builtin:tiny"  # a Hugging Face hub name, a local folder, builtin:tiny, or smollm2
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the trained weights
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"  # of the trained weights
     lora_rank: int = 0  # > 0: train a LoRA adapter of this rank (package peft)
     trust_remote_code: bool = False  # run Python code that comes with the model
     gradient_checkpointing: bool = False  # recompute activations in the backward pass to save memory

@@ -20,7 +20,7 @@ import torch
 from rllm_lightning.config import ConfigError, ModelConfig
 
 BUILTIN = ("builtin:tiny", "smollm2")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 HUB_TIMEOUT = 2.0  # seconds
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?$")
 

@@ -127,9 +127,9 @@ class MicroBatch:
     def num_response_tokens(self) -> int:
         return sum(len(row.response_ids) for row in self.rows)
 
-    def padded(self, values: Sequence[Sequence[float]]) -> Tensor:
-        """Numbers of each row's response tokens as float32 [B, T], 0 in padding."""
-        return _padded(values, self.mask_BT.shape[1], torch.float32).to(self.mask_BT.device)
+    def padded(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Numbers of each row's response tokens as [B, T], 0 in padding."""
+        return _padded(values, self.mask_BT.shape[1], dtype).to(self.mask_BT.device)
 
     def spread(self, values_N: Tensor) -> Tensor:
         """One number for each response token as [B, T], 0 in padding; gradients pass."""

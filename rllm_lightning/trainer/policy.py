@@ -60,8 +60,9 @@ class Policy(nn.Module):
         self.value_head: nn.Linear | None = None
         if value_head:
             width = model.get_output_embeddings().weight.shape[1]
-            self.value_head = nn.Linear(width, 1, dtype=torch.float32)
+            self.value_head = nn.Linear(width, 1, dtype=torch.promote_types(model.dtype, torch.float32))
             nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
         self._reference: list[Any] = []  # in a list, so that it is no submodule: neither trained nor in checkpoints
         self._compiled_body: Callable[..., Any] | None = None
         self.eval()
@@ -108,7 +109,7 @@ class Policy(nn.Module):
         hidden_ND = body(**inputs).last_hidden_state[at]
         head = self._causal_lm.get_output_embeddings()
         logprobs_N, entropies_N = token_logprobs(hidden_ND, head.weight, getattr(head, "bias", None), micro.targets_N, self.temperature)
-        values_BT = None if self.value_head is None else micro.spread(self.value_head(hidden_ND.float()).squeeze(-1))
+        values_BT = None if self.value_head is None else micro.spread(self.value_head(hidden_ND.to(self.value_head.weight.dtype)).squeeze(-1))
         return Scores(micro.spread(logprobs_N), micro.spread(entropies_N), values_BT)
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:

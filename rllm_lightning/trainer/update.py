@@ -148,7 +148,10 @@ class MinibatchUpdate:
         loss_BT = loss_BT * self._correction(micro, old_BT, num_tokens)
         if algorithm.kl_beta > 0:
             kl_BT = kl_penalty(
-                scores.logprobs, micro.padded([row.ref_logprobs or [] for row in micro.rows]), algorithm.kl_estimator, mask_BT
+                scores.logprobs,
+                micro.padded([row.ref_logprobs or [] for row in micro.rows], scores.logprobs.dtype),
+                algorithm.kl_estimator,
+                mask_BT,
             )
             self.metrics.add("actor", {"kl_ref": kl_BT.detach()}, mask_BT, num_tokens)
             if algorithm.kl_in == "loss":
@@ -164,12 +167,12 @@ class MinibatchUpdate:
     def _old_logprobs(self, micro: MicroBatch, scores: Scores) -> Tensor:
         """The log-probs before the update: those of the earlier pass, or this pass's own where nothing was updated in between."""
         if all(row.old_logprobs is not None for row in micro.rows):
-            return micro.padded([row.old_logprobs or [] for row in micro.rows])
+            return micro.padded([row.old_logprobs or [] for row in micro.rows], scores.logprobs.dtype)
         return scores.logprobs.detach()
 
     def _policy_loss(self, micro: MicroBatch, scores: Scores, old_BT: Tensor) -> Tensor:
         """Each row's loss is that of its role."""
-        advantages_BT = micro.padded([row.advantages for row in micro.rows])
+        advantages_BT = micro.padded([row.advantages for row in micro.rows], scores.logprobs.dtype)
         names = [self.algorithm.loss_of(row.role) for row in micro.rows]
         loss_BT = torch.zeros_like(scores.logprobs)
         for name in dict.fromkeys(names):
@@ -192,7 +195,7 @@ class MinibatchUpdate:
         correction = self.algorithm.rollout_correction
         if any(row.rollout_logprobs is None for row in micro.rows):
             return torch.ones_like(old_BT)
-        rollout_BT = micro.padded([row.rollout_logprobs or [] for row in micro.rows])
+        rollout_BT = micro.padded([row.rollout_logprobs or [] for row in micro.rows], old_BT.dtype)
         mode = "none" if correction.bypass_mode else correction.mode
         weights_BT, metrics = rollout_correction_weights(old_BT, rollout_BT, micro.mask_BT, mode, correction.level, correction.cap)
         self.metrics.add("rollout/correction", metrics, micro.mask_BT, num_tokens)
@@ -204,7 +207,7 @@ class MinibatchUpdate:
         assert values_BT is not None, "called where there is a value head"
         old_values = [row.step.info["values"] for row in micro.rows]
         targets = [[a + v for a, v in zip(row.advantages, old, strict=True)] for row, old in zip(micro.rows, old_values, strict=True)]
-        error_BT = (values_BT - micro.padded(targets)).square() * micro.mask_BT
+        error_BT = (values_BT - micro.padded(targets, values_BT.dtype)).square() * micro.mask_BT
         self.metrics.add("actor", {"value_loss": error_BT.detach()}, micro.mask_BT, num_tokens)
         return self.algorithm.value_coeff * self.mean_weight * error_BT.sum()
 

@@ -95,12 +95,17 @@ class RankWatch:
         self._tell({"signum": signum})
 
     def first_failure(self, error: BaseException) -> RankFailed | None:
-        """This rank failed: tell the others, unless one of them failed before; that one's failure is returned."""
+        """This rank failed: tell the others, unless one of them failed before; that one's failure is returned. Which of several
+        was first is for the first rank to say."""
         if not self._peers:
             return None
         if not self._heard.wait(NEWS_S if _may_follow_from_another(error) else 0.0):
             text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_MESSAGE]
-            self._fail(Message(rank=self.rank, reason=f"failed: {text}", spoken=True))
+            own = Message(rank=self.rank, reason=f"failed: {text}", spoken=True)
+            if self.rank != 0:
+                self._tell(own)
+                self._heard.wait(NEWS_S)
+            self._fail(own)
         return self.failure if self.failure is not None and self.failure.rank != self.rank else None
 
     def close(self) -> None:

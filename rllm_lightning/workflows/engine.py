@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import inspect
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -194,6 +195,8 @@ class UnifiedWorkflowEngine:
                 if episode.termination_reason not in (TerminationReason.ERROR, TerminationReason.TIMEOUT):
                     pool.idle.append(workflow)
             episode.id, episode.task = uid, task
+            for index, trajectory in enumerate(episode.trajectories):
+                trajectory.uid = _trajectory_uid(request, index)
             if episode.termination_reason is not TerminationReason.ERROR:
                 return episode
             error = episode.info.get("error") or {"error_type": "ERROR", "error_message": "the workflow gave no reason"}
@@ -236,6 +239,12 @@ class _Pool:
     loop: asyncio.AbstractEventLoop
     slots: asyncio.Semaphore
     idle: list[Workflow]
+
+
+def _trajectory_uid(request: RequestContext, index: int) -> str:
+    """As unique as a random one, and the same in a rerun."""
+    key = (request.seed, request.global_step, request.mode, request.task_id, request.rollout_idx, index)
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, repr(key)))
 
 
 def _number_rollouts(tasks: Sequence[dict[str, Any]], task_ids: Sequence[str] | None) -> list[tuple[str, str]]:

@@ -1,0 +1,126 @@
+"""The result does not depend on the number of processes: episodes, metrics and weights of one, two and three are the same.
+
+Weights are compared in float64 under SGD without clipping, which hides no factor (AdamW and clipping are nearly scale-invariant).
+"""
+
+import csv
+import io
+import json
+
+import pytest
+
+from rllm_lightning.algorithms.aggregation import AGGREGATION_MODES
+from rllm_lightning.registry import ESTIMATORS
+
+EIGHT = "rllm.trainer.total_batches=8"
+VARIANTS = {  # name -> (overrides, workflow)
+    "plain": ([EIGHT], "informed"),
+    "two-minibatches-twice": ([EIGHT, "training.num_minibatches=2", "training.num_epochs_per_batch=2"], "informed"),
+    "filtered": (
+        [
+            EIGHT,
+            "rllm.rejection_sample.enable=true",
+            "rllm.rejection_sample.mode=group",
+            "rllm.rejection_sample.filter_uniform_groups=true",
+            "rllm.rejection_sample.min_trajs_per_group=2",
+        ],
+        "informed",
+    ),
+    "accumulated": (
+        [
+            EIGHT,
+            "rllm.rejection_sample.enable=true",
+            "rllm.rejection_sample.mode=episode",
+            "rllm.rejection_sample.min_partial_solve_tasks=4",
+        ],
+        "informed",
+    ),
+    "empty-rank": ([EIGHT, "training.num_minibatches=2"], "sparse"),
+    "one-task": ([EIGHT, "data.train_batch_size=1"], "informed"),
+    "micro-1": (["training.micro_batch_tokens=1"], "informed"),
+    "micro-64": (["training.micro_batch_tokens=64"], "informed"),
+    "plain-rows": (["training.tree=false", "rollout_engine.fast=false"], "informed"),
+    "kl-in-reward": (["rllm.algorithm.kl_beta=0.1", "rllm.algorithm.kl_in=reward", "training.num_minibatches=2"], "informed"),
+    "kl-in-loss": (["rllm.algorithm.kl_beta=0.1", "rllm.algorithm.entropy_coeff=0.01"], "informed"),
+    "clipped": (["training.max_grad_norm=0.01"], "informed"),
+    "warm-start": (["warm_start.steps=2", "warm_start.batch_size=2"], "informed"),
+}
+FURTHER = {"gae": ["rllm.algorithm.value_coeff=0.5"], "rae": []}
+
+
+def all_cases(model):
+    exact = [f"model.name={model}", "model.dtype=float64"]
+    cases = {name: {"overrides": exact + overrides, "kind": kind} for name, (overrides, kind) in VARIANTS.items()}
+    for estimator in ESTIMATORS:
+        overrides = [f"rllm.algorithm.adv_estimator={estimator}", *FURTHER.get(estimator, [])]
+        kind = "complete" if estimator == "remax" else "informed"  # it needs the greedy answer to every task
+        cases[f"estimator-{estimator}"] = {"overrides": exact + overrides, "kind": kind}
+    for mode in AGGREGATION_MODES:
+        overrides = [f"rllm.algorithm.loss_agg_mode={mode}", "training.num_minibatches=2"]
+        cases[f"mode-{mode}"] = {"overrides": exact + overrides, "kind": "informed"}
+    single = ["model.name=builtin:tiny", "training.optimizer=adamw", "training.learning_rate=1e-4", "training.max_grad_norm=1.0", EIGHT]
+    return cases | {"adamw-float32": {"overrides": single, "kind": "informed"}}
+
+
+@pytest.fixture(scope="module")
+def one(run_cases, exact_model):
+    return run_cases(all_cases(exact_model), 1)
+
+
+@pytest.fixture(scope="module")
+def several(run_cases, exact_model, request):
+    return run_cases(all_cases(exact_model), request.param)
+
+
+def rows_of(result):
+    return [
+        {key: float(value) for key, value in row.items() if value and not key.startswith("time/")}
+        for row in csv.DictReader(io.StringIO(result["rows"]))
+    ]
+
+
+def episodes_of(result):
+    """All but what floating-point sums of another order may change in the last digits."""
+    return {name: [json.loads(line) for line in text.splitlines()] for name, text in result["episodes"].items()}
+
+
+def assert_same(value, other, where):
+    if isinstance(value, dict):
+        assert value.keys() == other.keys(), where
+        for key in value:
+            assert_same(value[key], other[key], f"{where}/{key}")
+    elif isinstance(value, list):
+        assert len(value) == len(other), where
+        for index, (left, right) in enumerate(zip(value, other, strict=True)):
+            assert_same(left, right, f"{where}/{index}")
+    elif isinstance(value, float):
+        assert other == pytest.approx(value, rel=1e-6, abs=1e-6), where
+    else:
+        assert value == other, where
+
+
+@pytest.mark.parametrize("several", [2, pytest.param(3, marks=pytest.mark.long)], indirect=True)
+def test_episodes_metrics_and_weights_are_those_of_one_process(one, several):
+    """B06, B09, B22, B29, B38: whitening, denominators, random streams, ranks without a row, averaged gradients."""
+    assert one.keys() == several.keys()
+    for name, expected in one.items():
+        found = several[name]
+        assert found["step"] == expected["step"]
+        assert_same(episodes_of(expected), episodes_of(found), f"{name}/episodes")
+        assert_same(rows_of(expected), rows_of(found), f"{name}/metrics")
+        assert_same(expected["state"], found["state"], f"{name}/state")
+        limit = 1e-5 if name == "adamw-float32" else 1e-12
+        gaps = {key: float((value - found["weights"][key]).abs().max()) for key, value in expected["weights"].items()}
+        assert max(gaps.values()) <= limit, (name, max(gaps, key=gaps.get), max(gaps.values()))
+
+
+def test_the_cases_are_what_they_are_called(one):
+    """Weights move, a filter filters, a sparse batch leaves nothing or few groups; else equality would show little."""
+    start = one["micro-1"]["weights"]
+    assert any(not start[key].equal(one["plain"]["weights"][key]) for key in start)
+    assert any(row["groups/num_trajs_after_filter"] not in (9.0, 6.0) for row in rows_of(one["plain"]))
+    assert any(
+        row["batch/groups_after_filter"] < row["groups/num_groups"] for row in rows_of(one["filtered"]) if "groups/num_groups" in row
+    )
+    assert {row["batch/skipped"] for row in rows_of(one["accumulated"])} == {0.0, 1.0}
+    assert min(row["groups/num_groups"] for row in rows_of(one["empty-rank"])) <= 1

@@ -1,0 +1,118 @@
+"""One rank of runs that are compared between different numbers of processes: `python worker.py CASES.json FOLDER`.
+
+CASES.json maps a case's name to `overrides` of the config and a `kind` of workflow. What a run came to is saved by the first rank
+as FOLDER/NAME.pt, the state of every rank's policy as a number in FOLDER/NAME-RANK.txt.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from rllm_lightning.config import load_config
+from rllm_lightning.trainer.backend import LightningBackend
+from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
+from rllm_lightning.types import TerminationEvent, TerminationReason, to_plain
+from rllm_lightning.workflows.single_turn import SingleTurnWorkflow
+
+BASE = [
+    "model.name=builtin:tiny",
+    "model.dtype=float64",
+    "training.optimizer=sgd",
+    "training.learning_rate=0.1",
+    "training.max_grad_norm=0",
+    "rllm.trainer.logger=[csv]",
+    "rllm.trainer.total_batches=2",
+    "rllm.trainer.test_freq=2",
+    "rllm.trainer.val_before_train=false",
+    "rllm.rollout.n=3",
+    "data.train_batch_size=3",
+    "data.max_prompt_length=32",
+    "data.max_response_length=5",
+    "lightning.accelerator=cpu",
+]
+
+
+def number(*words):
+    """A number in [0, 1) that depends on the words alone."""
+    return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:4], "little") / 2**32
+
+
+def make_tasks(count, source):
+    letters = [chr(97 + i) for i in range(count)]
+    return [
+        {"id": f"{source}:{letter}", "question": f"say {letter * (1 + i % 3)}", "answer": letter, "solution": letter, "data_source": source}
+        for i, letter in enumerate(letters)
+    ]
+
+
+def graded(task, response):
+    """Ragged rewards; those of one task in four are all alike."""
+    return 0.5 if number(task["id"]) < 0.25 else round(number(task["id"], response), 3)
+
+
+class Informed(SingleTurnWorkflow):
+    """Supplies what any estimator may need; one rollout in five has no trajectory, so that groups are ragged."""
+
+    provides = frozenset({"reward_components", "state_keys", "teacher_logprobs"})
+    lost = 0.2
+
+    async def run(self, task, uid, **kwargs):
+        if number(uid) < self.lost:
+            raise TerminationEvent(TerminationReason.MAX_TURNS_EXCEEDED)
+        episode = await super().run(task, uid, **kwargs)
+        trajectory = episode.trajectories[0]
+        step = trajectory.steps[0]
+        trajectory.info["rewards"] = {"a": step.reward, "b": number(step.model_response)}
+        step.info["state_key"] = "start" if number(uid, "state") < 0.5 else "elsewhere"
+        step.info["teacher_logprobs"] = [-1.0 - number(token) for token in step.response_ids]
+        return episode
+
+
+class Sparse(Informed):
+    """Most tasks are lost, so that a rank may be left without a row."""
+
+    lost = 0.8
+
+
+class Complete(Informed):
+    lost = 0.0
+
+
+KINDS = {"informed": Informed, "sparse": Sparse, "complete": Complete}
+
+
+def run(case, folder):
+    config = load_config([*BASE, f"run_root={folder}", f"lightning.devices={WORLD_SIZE}", *case["overrides"]])
+    trainer = UnifiedTrainer(
+        LightningBackend, config, KINDS[case["kind"]], make_tasks(5, "train"), make_tasks(5, "held"), {"reward_function": graded}
+    )
+    trainer.fit()
+    run, state = trainer.run_directory, trainer.module.trainer_state
+    return {
+        "weights": {name: value.clone() for name, value in trainer.module.policy.state_dict().items()},
+        "rows": run.metrics_csv.read_text() if run.metrics_csv.exists() else "",
+        "episodes": {path.name: path.read_text() for path in sorted(run.episodes.glob("*.jsonl"))},
+        "state": to_plain(state.extra_info),
+        "step": state.global_step,
+    }
+
+
+def main():
+    cases, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    for name, case in cases.items():
+        result = run(case, folder / name)
+        (folder / f"{name}-{RANK}.txt").write_text(repr(sum(float(value.double().sum()) for value in result["weights"].values())))
+        if RANK == 0:
+            torch.save(result, folder / f"{name}.pt")
+
+
+if __name__ == "__main__":
+    RANK, WORLD_SIZE = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    torch.set_num_threads(1)
+    main()
