@@ -269,7 +269,7 @@ def test_runs_measured_at_other_steps_are_warned_of(tmp_path):
 def test_scores_at_the_end_of_the_scale_are_warned_of(tmp_path):
     make_sweep(tmp_path, {"rloo": [0.97, 0.98, 0.95], "grpo": [0.5, 0.6, 0.7]})
     assert caveats(tmp_path) == [
-        "close to the end of the scale, where seeds are skewed and the interval of a mean holds some 90% of the time: rloo"
+        "close to the end of the scale, where seeds are skewed and the interval of a mean holds some 92% of the time: rloo"
     ]
 
 

@@ -94,7 +94,7 @@ def _end_of_scale(comparison: Comparison) -> Iterator[str]:
     means = {result.label: result.summaries[comparison.measure].mean for result in comparison.groups}
     near = [label for label, mean in means.items() if math.isfinite(mean.low) and min(mean.value, 1 - mean.value) < NEAR_END]
     if near and comparison.metric.is_share:
-        yield f"close to the end of the scale, where seeds are skewed and the interval of a mean holds some 90% of the time: {listed(near)}"
+        yield f"close to the end of the scale, where seeds are skewed and the interval of a mean holds some 92% of the time: {listed(near)}"
 
 
 # ------------------------------------------------------------------------------------------------------------- unequal conditions

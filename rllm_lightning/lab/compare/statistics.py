@@ -3,8 +3,8 @@
 Pure functions on arrays. The last axis of every array is the seed, `[..., n]`; leading axes are independent data sets, so that
 `coverage` can measure these very functions on a thousand of them at once. Every interval is two-sided, at `LEVEL`.
 
-The plain percentile bootstrap is not used: it never leaves the range of the data, and so covers at most 1 - 2^(1-n) of the time
-(75% at 3 seeds). What is used instead:
+The plain percentile bootstrap is not used: it never leaves the range of the data, and so covers symmetric scores at most 1 - 2^(1-n) of
+the time (75% at 3 seeds). What is used instead:
 
 mean, difference    Student's t, Welch's where seeds are not shared (scipy.stats.ttest_1samp, ttest_ind)
 interquartile mean  estimate ± c_n · SE: SE by the bootstrap (scipy.stats.bootstrap, each group resampled on its own), c_n so that the
