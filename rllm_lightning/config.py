@@ -304,10 +304,10 @@ class TrainerConfig:
     experiment_name: str = "default"
     test_freq: int = 10  # batches between validations (<= 0: only before and after training)
     save_freq: int = -1  # batches between checkpoints (<= 0: only at the end)
-    keep_checkpoints: int = 2  # newest step checkpoints that stay (<= 0: all)
+    keep_checkpoints: int = 2  # newest step checkpoints that stay (<= 0: all); best.ckpt, the one with the best validation, stays too
     val_before_train: bool = True
     val_only: bool = False  # validate and stop
-    resume: str | None = None  # a checkpoint file, or a run directory (its last.ckpt)
+    resume: str | None = None  # null or never; auto: the newest run of this name and config; a run directory or checkpoint file
 
 
 @dataclass

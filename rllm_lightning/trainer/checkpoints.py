@@ -1,4 +1,9 @@
-"""Checkpoint files: written whole or not at all, `step_{n}.ckpt` and `last.ckpt`, the oldest pruned."""
+"""Checkpoint files, written whole or not at all: `step_{n}.ckpt`, the oldest pruned, `last.ckpt` and `best.ckpt`.
+
+    save_checkpoint -> step_{n}.ckpt -> publish as last.ckpt (and best.ckpt) -> prune
+
+A checkpoint is on the disk, under its name, before an older one goes: at every moment a whole one is there.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-
-from rllm_lightning.config import ConfigError
 
 STEP_NAME = re.compile(r"step_(\d+)\.ckpt$")
 
@@ -29,45 +32,37 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(scratch, target)
+            _sync_folder(target.parent)
         finally:
             scratch.unlink(missing_ok=True)
 
 
-def publish_as_last(path: Path) -> None:
-    """Make `last.ckpt` beside `path` the same file as it: a hard link, or a copy where the file system has none."""
-    scratch = path.with_name(".last.ckpt.tmp")
+def publish(path: Path, name: str) -> None:
+    """Make the file `name` beside `path` the same as it: a hard link, or a copy where the file system has none."""
+    scratch = path.with_name(f".{name}.tmp")
     scratch.unlink(missing_ok=True)
     try:
         os.link(path, scratch)
     except OSError:
         shutil.copyfile(path, scratch)
-    os.replace(scratch, path.with_name("last.ckpt"))
+    os.replace(scratch, path.with_name(name))
+    _sync_folder(path.parent)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the `keep` newest step checkpoints (keep <= 0: none is deleted)."""
+def _sync_folder(folder: Path) -> None:
+    """Names too are on the disk now: a power failure leaves those from before or those from after."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune(folder: Path, keep: int, step: int) -> None:
+    """Delete all but the `keep` newest step checkpoints up to `step` (keep <= 0: none is deleted). Later ones go too: they are of a
+    course that was given up when the run resumed from before them."""
     steps = sorted((int(match.group(1)), path) for path in folder.glob("step_*.ckpt") if (match := STEP_NAME.search(path.name)))
-    for _, path in steps[:-keep] if keep > 0 else []:
+    abandoned = [path for number, path in steps if number > step]
+    own = [path for number, path in steps if number <= step]
+    for path in abandoned + (own[:-keep] if keep > 0 else []):
         path.unlink(missing_ok=True)
-
-
-def find_checkpoint(resume: str) -> Path:
-    """The checkpoint that `rllm.trainer.resume` names: a file, or a run directory's `last.ckpt`.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path = Path(resume).expanduser()
-    candidates = [path / "checkpoints" / "last.ckpt", path / "last.ckpt"] if path.is_dir() else [path]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate.absolute()
-    raise ConfigError(
-        [f"rllm.trainer.resume: no checkpoint at {resume!r}; give a .ckpt file or a run directory with checkpoints/last.ckpt"]
-    )
-
-
-def run_directory_of(checkpoint: Path) -> Path | None:
-    """The run directory that a checkpoint lies in, None where it lies elsewhere."""
-    folder = checkpoint.parent.parent
-    return folder if checkpoint.parent.name == "checkpoints" and (folder / "config.yaml").is_file() else None

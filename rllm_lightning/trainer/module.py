@@ -15,12 +15,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 
@@ -34,12 +37,13 @@ from rllm_lightning.tracking.episode_logger import EpisodeLogger
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.summary import RunSummary
 from rllm_lightning.tracking.tracker import Tracker
-from rllm_lightning.trainer.checkpoints import prune, publish_as_last
+from rllm_lightning.trainer.checkpoints import prune, publish
 from rllm_lightning.trainer.data import TaskBatch
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.precision import AUTO, MIXED, choose_precision
 from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
 from rllm_lightning.trainer.ranks import Ranks, merge
+from rllm_lightning.trainer.resume import changed_keys, plain
 from rllm_lightning.trainer.watch import RankWatch
 from rllm_lightning.types import Episode, TerminationReason
 from rllm_lightning.workflows.engine import UnifiedWorkflowEngine
@@ -99,6 +103,9 @@ class UnifiedLightningModule(L.LightningModule):
         self.interrupted: Interrupted | None = None
         self._runner = asyncio.Runner()
         self._last_validation = -1
+        self._score, self._best_score = -math.inf, -math.inf  # of the last validation, of the best one that was saved
+        self._saved = (-1, -1)  # step and last validation at the last save
+        self._random_state: dict[str, Any] | None = None  # of a checkpoint, until training goes on
 
     # ------------------------------------------------------------------------------------------ what Lightning asks for
 
@@ -135,15 +142,21 @@ class UnifiedLightningModule(L.LightningModule):
             "extra_info": state.extra_info,
             "rejection_sampling": state.rs_state.state_dict(),
             "last_validation": self._last_validation,
+            "best_score": self._best_score,
+            "random_state": random_state(),
+            "config": plain(self.config),
             "reference": getattr(self.policy, "reference_weights", None),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved, state = checkpoint[CHECKPOINT_KEY], self.trainer_state
+        if keys := changed_keys(saved["config"], self.config):
+            raise ConfigError([f"{key}: differs from the run whose checkpoint is resumed; leave it as it was" for key in keys])
         state.global_step, state.epoch = saved["global_step"], saved["epoch"]
         state.weight_version, state.extra_info = saved["weight_version"], saved["extra_info"]
         state.rs_state.load_state_dict(saved["rejection_sampling"])
-        self._last_validation = saved["last_validation"]
+        self._last_validation, self._best_score = saved["last_validation"], saved["best_score"]
+        self._random_state = saved["random_state"]
         if saved["reference"] is not None and self.policy is not None:
             self.policy.load_reference(saved["reference"])  # type: ignore[operator]
 
@@ -168,7 +181,9 @@ class UnifiedLightningModule(L.LightningModule):
                 self.stop.check()
                 self.ranks.send_weights(self.policy)
             self.run(self.backend.on_train_start(state))
-            if state.global_step == 0 and (trainer_config.val_before_train or trainer_config.val_only):
+            if self._random_state is not None:
+                restore_random_state(self._random_state)
+            if self._is_validation_due_at_start():
                 self.log_step(self.validate())
         if trainer_config.val_only or state.global_step >= state.total_steps:
             self.trainer.should_stop = True
@@ -180,7 +195,8 @@ class UnifiedLightningModule(L.LightningModule):
                 self.log_step(self.validate())
         self.wait(self.backend.on_train_end(state))
         if not val_only:
-            self.save_checkpoint()
+            if self._saved != (state.global_step, self._last_validation):
+                self.save_checkpoint()
             if self.interrupted is None:
                 self.save_model()
 
@@ -275,7 +291,7 @@ class UnifiedLightningModule(L.LightningModule):
         last = state.global_step >= state.total_steps
         with self._ending_on_interruption():
             self.stop.check()
-            if last or (trainer_config.test_freq > 0 and state.global_step % trainer_config.test_freq == 0):
+            if self._is_validation_due():
                 metrics |= self.validate()
         metrics |= {f"time/{name}": seconds for name, seconds in state.timing_dict.items()}
         metrics["train/epoch"] = float(state.epoch)
@@ -312,7 +328,7 @@ class UnifiedLightningModule(L.LightningModule):
         rewards = collect_reward_and_advantage_from_trajectory_groups(groups, self.config.rllm.algorithm, collect_advantage=False)
         metrics = validation_metrics(episodes, self.config.rllm.rollout.n_val) | {f"val/{key}": value for key, value in rewards.items()}
         self.wait(backend.on_validation_end(state))
-        self._last_validation = state.global_step
+        self._last_validation, self._score = state.global_step, validation_score(metrics)
         return metrics | {"time/testing": state.timing_dict["testing"]}
 
     # --------------------------------------------------------------------------------------------------- logging and saving
@@ -330,14 +346,21 @@ class UnifiedLightningModule(L.LightningModule):
                 tracker.log_episodes(self.trainer_state.episodes, step)
 
     def save_checkpoint(self) -> None:
-        """Write `step_{n}.ckpt`, make it `last.ckpt`, prune old ones."""
+        """Write `step_{n}.ckpt`, make it `last.ckpt`, and `best.ckpt` where this step's validation is the best so far; prune old
+        ones."""
         assert self.run_directory is not None, "setup made it"
         folder = self.run_directory.checkpoints
         path = folder / f"step_{self.trainer_state.global_step}.ckpt"
+        self._saved = (self.trainer_state.global_step, self._last_validation)
+        is_best = self._last_validation == self.trainer_state.global_step and self._score > self._best_score
+        if is_best:
+            self._best_score = self._score
         self.trainer.save_checkpoint(path, weights_only=False)  # Lightning's word for "without the optimizer"
         if self.trainer.is_global_zero:
-            publish_as_last(path)
-            prune(folder, self.config.rllm.trainer.keep_checkpoints)
+            publish(path, "last.ckpt")
+            if is_best:
+                publish(path, "best.ckpt")
+            prune(folder, self.config.rllm.trainer.keep_checkpoints, self.trainer_state.global_step)
 
     def save_model(self) -> None:
         """The trained model in Hugging Face format."""
@@ -412,6 +435,18 @@ class UnifiedLightningModule(L.LightningModule):
             timing = self.trainer_state.timing_dict
             timing[name] = timing.get(name, 0.0) + time.perf_counter() - start
 
+    def _is_validation_due_at_start(self) -> bool:
+        """Before the first batch, and where an interruption kept the one of the last finished batch from ending."""
+        step, trainer_config = self.trainer_state.global_step, self.config.rllm.trainer
+        if step == 0 or trainer_config.val_only:
+            return trainer_config.val_before_train or trainer_config.val_only
+        return self._last_validation < step and self._is_validation_due()
+
+    def _is_validation_due(self) -> bool:
+        """After the batch of the present step."""
+        step, test_freq = self.trainer_state.global_step, self.config.rllm.trainer.test_freq
+        return step >= self.trainer_state.total_steps or (test_freq > 0 and step % test_freq == 0)
+
     @contextlib.contextmanager
     def _ending_on_interruption(self) -> Iterator[None]:
         try:
@@ -436,6 +471,26 @@ class UnifiedLightningModule(L.LightningModule):
     def _optimizer(self) -> Any:
         optimizers = self.optimizers()
         return optimizers or None
+
+
+def validation_score(metrics: dict[str, float]) -> float:
+    """The mean over the data sources of `val/*/pass@1`; what `best.ckpt` is the best in."""
+    scores = [value for key, value in metrics.items() if key.startswith("val/") and key.endswith("/pass@1")]
+    return sum(scores) / len(scores) if scores else -math.inf
+
+
+def random_state() -> dict[str, Any]:
+    """Of the process-wide generators, which the library does not use but a user's code may, as plain containers."""
+    kind, keys, *position = np.random.get_state(legacy=True)
+    return {"python": random.getstate(), "numpy": (kind, np.asarray(keys).tolist(), *position), "torch": torch.get_rng_state()}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Undo `random_state`."""
+    random.setstate(state["python"])
+    kind, keys, *position = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *position))
+    torch.set_rng_state(state["torch"])
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -109,7 +109,9 @@ class Policy(nn.Module):
         hidden_ND = body(**inputs).last_hidden_state[at]
         head = self._causal_lm.get_output_embeddings()
         logprobs_N, entropies_N = token_logprobs(hidden_ND, head.weight, getattr(head, "bias", None), micro.targets_N, self.temperature)
-        values_BT = None if self.value_head is None else micro.spread(self.value_head(hidden_ND.to(self.value_head.weight.dtype)).squeeze(-1))
+        values_BT = (
+            None if self.value_head is None else micro.spread(self.value_head(hidden_ND.to(self.value_head.weight.dtype)).squeeze(-1))
+        )
         return Scores(micro.spread(logprobs_N), micro.spread(entropies_N), values_BT)
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:

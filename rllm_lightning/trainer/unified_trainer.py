@@ -28,19 +28,20 @@ from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_
 from rllm_lightning.config import AlgorithmConfig, Config, ConfigError, as_dict_config
 from rllm_lightning.registry import ESTIMATORS
 from rllm_lightning.tracking.report import write_report
-from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.tracking.run_directory import RunDirectory, atomic_write, config_text
 from rllm_lightning.tracking.summary import RunSummary, status_of
 from rllm_lightning.tracking.tracker import Tracker
 from rllm_lightning.tracking.trackers import make_trackers
 from rllm_lightning.trainer.backend import LightningBackend
-from rllm_lightning.trainer.checkpoints import AtomicCheckpointIO, find_checkpoint, run_directory_of
+from rllm_lightning.trainer.checkpoints import AtomicCheckpointIO
 from rllm_lightning.trainer.data import check_dataset
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.launch import Children, end_with_parent, fit_in_processes, share_threads, start_method
 from rllm_lightning.trainer.module import UnifiedLightningModule
 from rllm_lightning.trainer.precision import AUTO, FULL
-from rllm_lightning.trainer.protocol import BackendProtocol
+from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
 from rllm_lightning.trainer.ranks import TIMEOUT
+from rllm_lightning.trainer.resume import checkpoint_to_resume, is_finished, run_directory_of, without_resume
 from rllm_lightning.types import Step, Trajectory, TrajectoryGroup
 from rllm_lightning.workflows.engine import check_workflow_args
 from rllm_lightning.workflows.single_turn import SingleTurnWorkflow
@@ -99,8 +100,7 @@ class UnifiedTrainer:
         check_workflow_args(workflow_class, all_args)
         _check_needs(self.cfg.rllm.algorithm, workflow_class, all_args.get("reward_function"))
         _try_estimators(self.cfg, workflow_class)
-        resume = self.cfg.rllm.trainer.resume
-        self.checkpoint = find_checkpoint(resume) if resume else None
+        self.checkpoint = checkpoint_to_resume(self.cfg)
         self.traj_grouping_hook = traj_grouping_hook or group_by_task_and_name
         self.backend = backend_cls(self.config, **(backend_args or {}))
         self.backend.validate_config()
@@ -157,6 +157,10 @@ class UnifiedTrainer:
         self.backend.shutdown()
 
     def _fit(self) -> None:
+        if self.checkpoint is not None and not self.cfg.rllm.trainer.val_only and is_finished(self.checkpoint, self._total_steps()):
+            self.run_directory = run_directory_of(self.checkpoint)
+            logger.warning("%s is finished; to train on, raise rllm.trainer.total_batches or total_epochs", self.run_path)
+            return
         with self.stop.installed():
             share_threads(self.lightning)
             method = start_method(self.lightning)
@@ -231,10 +235,16 @@ class UnifiedTrainer:
             if exit_code != 1 and self.stop.watch is not None:
                 self.stop.watch.close()
 
+    def _total_steps(self) -> int:
+        return len(self.backend.get_dataloader(self.train_dataset, TrainerState()))  # type: ignore[arg-type]
+
     def _run_directory(self) -> RunDirectory:
-        """That of the run to be continued, else a new one."""
+        """That of the run to be continued, under the config it has now, else a new one."""
         former = run_directory_of(self.checkpoint) if self.checkpoint else None
-        return RunDirectory.open(former) if former else RunDirectory.create(self.cfg)
+        if former is None:
+            return RunDirectory.create(without_resume(self.cfg))
+        atomic_write(former.config_yaml, config_text(without_resume(self.cfg)))
+        return former
 
 
 class AgentTrainer:

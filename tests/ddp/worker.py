@@ -99,6 +99,7 @@ def run(case, folder):
         "episodes": {path.name: path.read_text() for path in sorted(run.episodes.glob("*.jsonl"))},
         "state": to_plain(state.extra_info),
         "step": state.global_step,
+        "directory": str(run.path),
     }
 
 
