@@ -16,6 +16,7 @@ import rllm_lightning
 from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.config_sources import parse_argv
 from rllm_lightning.registry import ENGINES, ESTIMATORS, LOSSES, TASKS, TRACKERS, WORKFLOWS
+from rllm_lightning.tracking.sweep_values import end_with_agent
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -44,9 +45,11 @@ def main(argv: list[str]) -> int:
         from rllm_lightning.trainer.backend import LightningBackend
         from rllm_lightning.trainer.interruption import Interrupted
         from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
+        from rllm_lightning.trainer.watch import RankFailed
         from rllm_lightning.workflows.engine import WorkflowError, constructor_arguments
 
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its import sets INFO
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # their import sets INFO
         workflow = WORKFLOWS.get(cfg.rllm.workflow.name)
         scoring = {"reward_function": tasks.reward_function} if "reward_function" in constructor_arguments(workflow) else {}
         trainer = UnifiedTrainer(LightningBackend, config, workflow, tasks.train, tasks.val, workflow_args=scoring)
@@ -57,8 +60,13 @@ def main(argv: list[str]) -> int:
     try:
         trainer.fit()
     except Interrupted as interrupted:
-        print(f"{interrupted}; continue with: python experiments/run.py rllm.trainer.resume={trainer.run_path}", file=sys.stderr)
+        if trainer.is_first_rank:
+            print(f"{interrupted}; continue with: python experiments/run.py rllm.trainer.resume={trainer.run_path}", file=sys.stderr)
         return interrupted.exit_code
+    except RankFailed as failure:
+        if not failure.spoken and trainer.is_first_rank:
+            print(f"error: {failure}", file=sys.stderr)
+        return 1
     except ConfigError as error:
         return _refuse(error)
     except (ValueError, WorkflowError) as error:
@@ -68,6 +76,8 @@ def main(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    if not trainer.is_first_rank:
+        return 0
     print(f"run:     {trainer.run_path}\nreport:  {trainer.run_path}/report.html")
     if any(Path(trainer.run_path, "wandb").glob("offline-run-*")):
         print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb")
@@ -89,8 +99,10 @@ def _refuse(error: Exception) -> int:
 def _base(argv: list[str]) -> str:
     """The preset of a command line that names none: the config of the run to be continued, else the default job."""
     resume = [value for key, value in parse_argv(argv, [])[1] if key == "rllm.trainer.resume"]
-    folder = Path(str(resume[-1])) if resume else None
-    return str(folder / "config.yaml") if folder and (folder / "config.yaml").is_file() else "default"
+    for folder in [Path(str(resume[-1])), *Path(str(resume[-1])).absolute().parents[:2]] if resume and resume[-1] else []:
+        if (folder / "config.yaml").is_file():
+            return str(folder / "config.yaml")
+    return "default"
 
 
 def help_text() -> str:
@@ -120,4 +132,5 @@ def _summary(entry: object) -> str:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    end_with_agent()
     sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
+import subprocess
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -17,8 +20,10 @@ from typing import Any, TypeVar
 from rllm_lightning.trainer.ranks import Ranks
 from rllm_lightning.trainer.watch import RankWatch
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+REQUEUE_S = 60
 POLL_S = 0.1  # how often a waiting rollout looks at the flag
 
 
@@ -35,6 +40,18 @@ class Interrupted(BaseException):
     @property
     def exit_code(self) -> int:
         return 128 + self.signum
+
+
+def requeue() -> None:
+    """Put this process's SLURM job into the queue again, where there is one."""
+    if (job := os.environ.get("SLURM_JOB_ID")) is None:
+        return
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=REQUEUE_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("job %s was saved but could not be requeued (%s); submit it again with rllm.trainer.resume=auto", job, error)
 
 
 class StopSignal:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ from rllm_lightning.tracking.trackers import make_trackers
 from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.checkpoints import AtomicCheckpointIO
 from rllm_lightning.trainer.data import check_dataset
-from rllm_lightning.trainer.interruption import Interrupted, StopSignal
+from rllm_lightning.trainer.interruption import Interrupted, StopSignal, requeue
 from rllm_lightning.trainer.launch import Children, end_with_parent, fit_in_processes, share_threads, start_method
 from rllm_lightning.trainer.module import UnifiedLightningModule
 from rllm_lightning.trainer.precision import AUTO, FULL
@@ -150,6 +151,11 @@ class UnifiedTrainer:
         """Where the files of the run are ("" before `fit`)."""
         return str(self.run_directory.path) if self.run_directory else ""
 
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.lightning.is_global_zero
+
     def shutdown(self) -> None:
         """Release the engine, the workflows and the event loop. Idempotent; also done when `fit` ends or fails."""
         if self.module is not None:
@@ -174,7 +180,7 @@ class UnifiedTrainer:
 
     def _fit_here(self) -> None:
         """In a process of its own for each rank."""
-        run = self.run_directory = self._run_directory() if self.lightning.is_global_zero else None
+        run = self.run_directory = self._run_directory() if self.is_first_rank else None
         trackers = make_trackers(self.cfg, run) if run else []
         summary = RunSummary(run, self.cfg) if run else None
         with self._closing(run, trackers, summary):
@@ -198,6 +204,8 @@ class UnifiedTrainer:
                 self.lightning.fit(self.module, ckpt_path=self.checkpoint)
             self.run_directory = self.module.run_directory
             if self.module.interrupted is not None:
+                if self.is_first_rank and self.module.interrupted.signum == signal.SIGUSR1:
+                    requeue()
                 raise self.module.interrupted
 
     @contextlib.contextmanager
