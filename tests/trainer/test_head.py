@@ -25,13 +25,15 @@ def case():
     return hidden, weight, bias, targets
 
 
-@pytest.mark.parametrize("chunk_elements", [1, 50 * 16, 10**6])  # the smallest chunk is 16 tokens: 3 chunks, 3 chunks, 1 chunk
+# the smallest chunk is 16 tokens: 3 chunks, 3 chunks, 1 chunk; blocks of 1 token, of 6, of all
+@pytest.mark.parametrize(("chunk_elements", "block_elements"), [(1, 1), (50 * 16, 50 * 6), (10**6, 10**6)])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_values_and_gradients_are_those_of_all_logits_at_once(case, chunk_elements, temperature, with_bias, monkeypatch):
+def test_values_and_gradients_are_those_of_all_logits_at_once(case, chunk_elements, block_elements, temperature, with_bias, monkeypatch):
     hidden, weight, bias, targets = case
     bias = bias if with_bias else None
     monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(head, "CPU_BLOCK_ELEMENTS", block_elements)
     inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
     a, b = torch.linspace(-1, 2, 37, dtype=torch.float64), torch.linspace(0.5, -1, 37, dtype=torch.float64)
 
@@ -66,6 +68,30 @@ def test_half_precision_hidden_states_give_float32_log_probs():
     assert logprobs.dtype == entropies.dtype == torch.float32
     logits = (hidden @ weight.T).float()
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_either_output_may_be_trained_on_alone(case, output):
+    hidden, weight, bias, targets = case
+    ours = torch.autograd.grad(head.token_logprobs(hidden, weight, bias, targets, 0.5)[output].sum(), [hidden, weight, bias])
+    theirs = torch.autograd.grad(dense(hidden, weight, bias, targets, 0.5)[output].sum(), [hidden, weight, bias])
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("block_elements", [1000, 10**6])
+def test_gradients_under_autocast_are_those_of_plain_layers_under_autocast(block_elements, monkeypatch):
+    """To the rounding of bfloat16: of gradients of size 1, 2**-9 each."""
+    monkeypatch.setattr(head, "CPU_BLOCK_ELEMENTS", block_elements)
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(40, 16, generator=generator), torch.randn(1000, 16, generator=generator)
+    inputs, targets = [hidden.requires_grad_(), weight.requires_grad_()], torch.arange(40)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = torch.autograd.grad(head.token_logprobs(*inputs, None, targets)[0].sum(), inputs)
+        logits = torch.nn.functional.linear(*inputs)
+        theirs = torch.autograd.grad(logits.float().log_softmax(-1).gather(-1, targets[:, None]).sum(), inputs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 2**-8 * other.norm()
 
 
 def test_a_frozen_head_gets_no_gradient(case):

@@ -79,7 +79,7 @@ class UpdatePass:
 
     def __call__(self, number: int = 0) -> float:
         self.policy.zero_grad(set_to_none=True)
-        update = MinibatchUpdate(self.rows, self.config, self.policy, lambda loss: loss.backward(), UpdateMetrics())
+        update = MinibatchUpdate(self.rows, self.config, self.policy, lambda loss, sync: loss.backward(), UpdateMetrics())
         with self.policy.training_mode(), torch.autocast("cpu", torch.bfloat16, enabled=self.mixed):
             update.backward()
         return float(self.num_tokens)
