@@ -1,11 +1,11 @@
-# make setup | run | test | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
+# make setup | run | test | test-ddp | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test lint types
+.PHONY: setup run test test-ddp lint types
 
 setup: $(READY)
 
@@ -25,6 +25,10 @@ run: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
+
+# Several processes in every combination: some twenty minutes.
+test-ddp: $(READY)
+	$(BIN)/python -m pytest tests/ddp -m "long or not long" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,6 +17,8 @@ from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.config_sources import parse_argv
 from rllm_lightning.registry import ENGINES, ESTIMATORS, LOSSES, TASKS, TRACKERS, WORKFLOWS
 from rllm_lightning.tracking.sweep_values import end_with_agent
+from rllm_lightning.tracking.table import Table
+from rllm_lightning.tracking.wandb_settings import is_disabled
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -52,7 +54,7 @@ def main(argv: list[str]) -> int:
             logging.getLogger(name).setLevel(logging.WARNING)  # their import sets INFO
         workflow = WORKFLOWS.get(cfg.rllm.workflow.name)
         scoring = {"reward_function": tasks.reward_function} if "reward_function" in constructor_arguments(workflow) else {}
-        trainer = UnifiedTrainer(LightningBackend, config, workflow, tasks.train, tasks.val, workflow_args=scoring)
+        trainer = UnifiedTrainer(LightningBackend, config, workflow, tasks.train, tasks.val, workflow_args=scoring, tables=_tables(cfg))
     except ValueError as error:
         return _refuse(error)
     except KeyboardInterrupt:
@@ -82,6 +84,16 @@ def main(argv: list[str]) -> int:
     if any(Path(trainer.run_path, "wandb").glob("offline-run-*")):
         print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb")
     return 0
+
+
+def _tables(cfg: Config) -> dict[str, Table]:
+    """The card of the run's estimator, where a tracker shows it."""
+    if "wandb" not in cfg.rllm.trainer.logger or is_disabled(cfg):
+        return {}
+    from rllm_lightning.lab.card import make_card
+    from rllm_lightning.lab.card_table import card_table
+
+    return {"estimator_card": card_table([make_card(cfg.rllm.algorithm.estimator_of(""), cfg.rllm.algorithm.estimator_kwargs)])}
 
 
 def _raised_outside(error: BaseException) -> bool:

@@ -81,7 +81,7 @@ SIGNATURES = {
     "TrainerState.reset_batch": "(self)",
     "UnifiedTrainer": (
         "(backend_cls, config, workflow_class, train_dataset=None, val_dataset=None, workflow_args=None, backend_args=None, *, "
-        "traj_grouping_hook=None, traj_group_adv_estimator_map=None, **kwargs)"
+        "traj_grouping_hook=None, traj_group_adv_estimator_map=None, tables=None, **kwargs)"
     ),
     "UnifiedTrainer.fit": "(self)",
     "UnifiedTrainer.fit_async": "async (self)",

@@ -31,8 +31,9 @@ from rllm_lightning.registry import ESTIMATORS
 from rllm_lightning.tracking.report import write_report
 from rllm_lightning.tracking.run_directory import RunDirectory, atomic_write, config_text
 from rllm_lightning.tracking.summary import RunSummary, status_of
+from rllm_lightning.tracking.table import Table
 from rllm_lightning.tracking.tracker import Tracker
-from rllm_lightning.tracking.trackers import make_trackers
+from rllm_lightning.tracking.trackers import check_trackers, make_trackers
 from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.checkpoints import AtomicCheckpointIO
 from rllm_lightning.trainer.data import check_dataset
@@ -64,6 +65,7 @@ class UnifiedTrainer:
         train_dataset, val_dataset: tasks, as sequences of dicts; `val_dataset` may be None.
         traj_grouping_hook: a function that makes the trajectory groups, instead of one group for each task and role.
         traj_group_adv_estimator_map: role -> estimator or (estimator, loss); needs `rllm.algorithm.use_rllm=true`.
+        tables: tables of the run as a whole that trackers show, by name, such as the card of its estimator.
 
     Raises:
         ConfigError: something does not fit; one line for each problem. Nothing expensive has happened by then.
@@ -82,6 +84,7 @@ class UnifiedTrainer:
         *,
         traj_grouping_hook: GroupingHook | None = None,
         traj_group_adv_estimator_map: dict[str, Any] | None = None,
+        tables: Mapping[str, Table] | None = None,
         **kwargs: Any,
     ):
         if kwargs:
@@ -101,6 +104,8 @@ class UnifiedTrainer:
         check_workflow_args(workflow_class, all_args)
         _check_needs(self.cfg.rllm.algorithm, workflow_class, all_args.get("reward_function"))
         _try_estimators(self.cfg, workflow_class)
+        check_trackers(self.cfg)
+        self.tables = tables
         self.checkpoint = checkpoint_to_resume(self.cfg)
         self.traj_grouping_hook = traj_grouping_hook or group_by_task_and_name
         self.backend = backend_cls(self.config, **(backend_args or {}))
@@ -115,6 +120,7 @@ class UnifiedTrainer:
             "workflow_args": self.workflow_args,
             "backend_args": backend_args,
             "traj_grouping_hook": traj_grouping_hook,
+            "tables": tables,
         }
         self.stop = StopSignal()
         self.module: UnifiedLightningModule | None = None
@@ -181,7 +187,7 @@ class UnifiedTrainer:
     def _fit_here(self) -> None:
         """In a process of its own for each rank."""
         run = self.run_directory = self._run_directory() if self.is_first_rank else None
-        trackers = make_trackers(self.cfg, run) if run else []
+        trackers = make_trackers(self.cfg, run, self.tables) if run else []
         summary = RunSummary(run, self.cfg) if run else None
         with self._closing(run, trackers, summary):
             self.module = UnifiedLightningModule(
