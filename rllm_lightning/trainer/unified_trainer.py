@@ -51,8 +51,13 @@ from rllm_lightning.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
 
-# of Lightning, about what is meant to be as it is here: eval mode outside of updates, our own logging
-EXPECTED_WARNINGS = (r"Found \d+ module\(s\) in eval mode", "The number of training batches", r".*isinstance\(treespec, LeafSpec\)")
+# of Lightning, about what is meant to be as it is here: eval mode outside of updates, our own logging and loader position
+EXPECTED_WARNINGS = (
+    r"Found \d+ module\(s\) in eval mode",
+    "The number of training batches",
+    "You're resuming from a checkpoint that ended before the epoch ended",
+    r".*isinstance\(treespec, LeafSpec\)",
+)
 
 
 class UnifiedTrainer:

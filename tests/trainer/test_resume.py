@@ -1,0 +1,138 @@
+"""What a run goes on from, and what is refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from rllm_lightning.config import ConfigError, load_config
+from rllm_lightning.trainer.module import random_state, restore_random_state, validation_score
+from tests.trainer.conftest import make_tasks
+
+
+def test_auto_begins_a_run_where_there_is_none_and_goes_on_with_it_later(fit):
+    first = fit("rllm.trainer.total_batches=2", "rllm.trainer.resume=auto")
+    longer = fit("rllm.trainer.total_batches=4", "rllm.trainer.resume=auto")
+    assert longer.directory == first.directory
+    assert longer.column("step") == [1, 2, 3, 4]
+    assert load_config([], default=str(first.directory.config_yaml)).rllm.trainer.total_batches == 4  # what ran last
+
+
+def test_auto_takes_a_run_with_the_same_config_alone(fit):
+    first = fit("rllm.trainer.total_batches=1", "rllm.trainer.resume=auto")
+    other = fit("rllm.trainer.total_batches=1", "rllm.trainer.resume=auto", "seed=1")
+    named = fit("rllm.trainer.total_batches=1", "rllm.trainer.resume=auto", "rllm.trainer.experiment_name=default-two")
+    assert len({run.directory for run in (first, other, named)}) == 3
+    assert fit("rllm.trainer.total_batches=2", "rllm.trainer.resume=auto").directory == first.directory
+
+
+def test_auto_passes_over_a_run_that_has_saved_nothing(fit):
+    first = fit("rllm.trainer.total_batches=1", "rllm.trainer.resume=auto")
+    second = fit("rllm.trainer.total_batches=1", "rllm.trainer.resume=never")
+    shutil.rmtree(second.directory.checkpoints)
+    assert fit("rllm.trainer.total_batches=2", "rllm.trainer.resume=auto").directory == first.directory
+
+
+@pytest.mark.parametrize("way", ["auto", "directory"])
+def test_a_finished_run_says_so_and_is_left_alone(fit, make_trainer, caplog, way):
+    run = fit("rllm.trainer.total_batches=2")
+    before = {path: path.read_bytes() for path in run.directory.path.rglob("*") if path.is_file()}
+    again = make_trainer("rllm.trainer.total_batches=2", f"rllm.trainer.resume={'auto' if way == 'auto' else run.directory.path}")
+    again.fit()
+    assert "is finished" in caplog.text
+    assert again.run_path == str(run.directory.path)
+    assert {path: path.read_bytes() for path in run.directory.path.rglob("*") if path.is_file()} == before
+
+
+def test_keys_that_differ_are_named(fit, make_trainer):
+    run = fit("rllm.trainer.total_batches=1")
+    changes = ["training.learning_rate=0.5", "rllm.algorithm.adv_estimator=rloo", "rllm.trainer.total_batches=3", "wandb.tags=[x]"]
+    with pytest.raises(ConfigError) as caught:
+        make_trainer(*changes, f"rllm.trainer.resume={run.directory.path}")
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "rllm.algorithm.adv_estimator",
+        "training.learning_rate",
+    ]
+
+
+def test_a_checkpoint_that_was_taken_elsewhere_still_knows_its_config(fit, make_trainer, tmp_path):
+    run = fit("rllm.trainer.total_batches=1")
+    shutil.copy(run.directory.checkpoints / "last.ckpt", tmp_path / "taken.ckpt")
+    with pytest.raises(ConfigError, match=r"training\.learning_rate"):
+        make_trainer("training.learning_rate=0.5", f"rllm.trainer.resume={tmp_path / 'taken.ckpt'}").fit()
+    resumed = fit("rllm.trainer.total_batches=2", f"rllm.trainer.resume={tmp_path / 'taken.ckpt'}")
+    assert resumed.directory != run.directory
+    assert resumed.column("step") == [2]
+
+
+def test_a_damaged_last_checkpoint_is_passed_over(fit, caplog):
+    run = fit("rllm.trainer.total_batches=2", "rllm.trainer.save_freq=1")
+    last = run.directory.checkpoints / "last.ckpt"
+    last.unlink()  # a hard link to step_2.ckpt
+    data = bytearray((run.directory.checkpoints / "step_2.ckpt").read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    last.write_bytes(data)
+    (run.directory.checkpoints / "step_2.ckpt").write_bytes(data[: len(data) // 3])
+    resumed = fit("rllm.trainer.total_batches=3", f"rllm.trainer.resume={run.directory.path}", "rllm.trainer.save_freq=1")
+    assert caplog.text.count("is damaged") == 2
+    assert resumed.column("step") == [1, 2, 3]
+    assert torch.load(last, weights_only=True)["rllm_lightning"]["global_step"] == 3
+
+
+def test_resuming_from_an_early_checkpoint_gives_up_the_later_ones(fit):
+    run = fit("rllm.trainer.total_batches=4", "rllm.trainer.save_freq=1", "rllm.trainer.keep_checkpoints=0")
+    early = run.directory.checkpoints / "step_1.ckpt"
+    fit("rllm.trainer.total_batches=2", "rllm.trainer.save_freq=1", "rllm.trainer.keep_checkpoints=2", f"rllm.trainer.resume={early}")
+    assert sorted(path.name for path in run.directory.checkpoints.glob("*.ckpt")) == ["last.ckpt", "step_1.ckpt", "step_2.ckpt"]
+
+
+def test_the_checkpoint_with_the_best_validation_stays(fit, monkeypatch):
+    scores = iter([0.5, 0.9, 0.9, 0.2])
+    monkeypatch.setattr("rllm_lightning.trainer.module.validation_score", lambda metrics: next(scores))
+    args = ["rllm.trainer.save_freq=1", "rllm.trainer.keep_checkpoints=1", "rllm.trainer.test_freq=1"]
+    run = fit("rllm.trainer.total_batches=4", *args, val=make_tasks(2, "held"))
+    best = torch.load(run.directory.checkpoints / "best.ckpt", weights_only=True)["rllm_lightning"]
+    assert (best["global_step"], best["best_score"]) == (2, 0.9)  # of equals the first
+    assert sorted(path.name for path in run.directory.checkpoints.glob("*.ckpt")) == ["best.ckpt", "last.ckpt", "step_4.ckpt"]
+
+
+def test_the_score_is_the_mean_over_data_sources():
+    assert validation_score({"val/a/pass@1": 0.2, "val/b/pass@1": 0.6, "val/a/pass@4": 1.0, "val/reward/solver/mean": 3.0}) == 0.4
+    assert validation_score({"val/reward/solver/mean": 3.0}) == -float("inf")
+
+
+def test_a_validation_that_an_interruption_kept_from_ending_is_made_up_for(fit, make_trainer):
+    """The resumed run's table is that of a run that was never stopped."""
+    args = ["rllm.trainer.total_batches=4", "rllm.trainer.test_freq=2"]
+    whole = fit(*args, val=make_tasks(2, "held"))
+    from rllm_lightning.trainer.interruption import Interrupted
+
+    trainer = make_trainer(*args, "rllm.trainer.experiment_name=stopped", val=make_tasks(2, "held"))
+    original = trainer.backend.on_validation_start
+
+    async def stop_then_validate(state):
+        trainer.stop.request()
+        return await original(state)
+
+    trainer.backend.on_validation_start = stop_then_validate
+    with pytest.raises(Interrupted):
+        trainer.fit()
+    assert json.loads(trainer.run_directory.summary_json.read_text())["steps"] == 2
+    resume = f"rllm.trainer.resume={trainer.run_directory.path}"
+    resumed = fit(*args, "rllm.trainer.experiment_name=stopped", resume, val=make_tasks(2, "held"))
+    assert resumed.deterministic_rows() == whole.deterministic_rows()
+
+
+def test_process_wide_generators_go_on_where_they_were():
+    import random
+
+    import numpy as np
+
+    def draw():
+        return random.random(), np.random.rand(), float(torch.rand(()))
+
+    saved = random_state()
+    first = draw()
+    restore_random_state(saved)
+    assert draw() == first
