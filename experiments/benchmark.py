@@ -4,6 +4,7 @@
     python experiments/benchmark.py rollout                        sampling, beside Hugging Face `generate`
     python experiments/benchmark.py train                          one update pass, beside padded rows with full logits
     python experiments/benchmark.py step [--peer PYTHON]           whole GRPO steps, beside TRL in the environment of PYTHON
+    python experiments/benchmark.py ddp                            whole GRPO steps by two processes, beside one
 
 Variants of a table take turns in one run; ratios are ratios of medians. Without --model, SmolLM2 and the tiny model are measured.
 Let nothing else run meanwhile.
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from rllm_lightning.lab.speed.report import Report
     from rllm_lightning.lab.speed.workload import Counts
 
+RUN_SCRIPT = Path(__file__).parent / "run.py"
 PEER_SCRIPT = Path(__file__).parent / "peers" / "trl_grpo.py"
 MODELS = ("smollm2", "builtin:tiny")
-REPEATS = {"advantage": 5, "rollout": 5, "train": 3, "step": 1}
+REPEATS = {"advantage": 5, "rollout": 5, "train": 3, "step": 1, "ddp": 1}
 PIPED_WIDTH = 200  # characters, where the output is not a terminal
 
 
@@ -57,15 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", choices=tuple(REPEATS))
     parser.add_argument("--model", help=f"a model.name: {', '.join(MODELS)}, or a folder (default: {' and '.join(MODELS)})")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of PyTorch (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, help=f"measured rounds, with step: runs with other seeds (default: {REPEATS})")
+    parser.add_argument("--repeats", type=int, help=f"measured rounds, with step and ddp: runs with other seeds (default: {REPEATS})")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--peer", type=Path, metavar="PYTHON", help="with step: the interpreter to run TRL with")
     sizes = parser.add_argument_group("sizes, where others than the usual ones are wanted")
     sizes.add_argument("--trajectories", type=int, default=1_000_000, help="with advantage, in groups of 8 (default: %(default)s)")
     for name in ("prompts", "samples", "max-tokens"):
-        sizes.add_argument(f"--{name}", type=int, metavar="N", help="with rollout, train and step")
+        sizes.add_argument(f"--{name}", type=int, metavar="N", help="with rollout, train, step and ddp")
     sizes.add_argument("--agents", type=int, default=64, metavar="N", help="of conversations, with rollout (default: %(default)s)")
-    sizes.add_argument("--steps", type=int, default=6, metavar="N", help="with step, of one run (default: %(default)s)")
+    sizes.add_argument("--steps", type=int, default=6, metavar="N", help="with step and ddp, of one run (default: %(default)s)")
     return parser
 
 
@@ -89,13 +91,15 @@ def measure(options: argparse.Namespace) -> list[Report]:
 
 
 def _of_model(name: str, options: argparse.Namespace, repeats: int) -> list[Report]:
-    from rllm_lightning.lab.speed import rollout, step, train
+    from rllm_lightning.lab.speed import ddp, rollout, step, train
     from rllm_lightning.lab.speed.workload import load
     from rllm_lightning.trainer.precision import has_bf16_instructions
 
     counts = _counts(name, options)
     if options.what == "step":
         return step.measure(name, counts, options.steps, repeats, options.peer, PEER_SCRIPT)
+    if options.what == "ddp":
+        return ddp.measure(name, counts, options.steps, repeats, RUN_SCRIPT)
     model, tokenizer = load(name)
     if options.what == "train":
         return train.measure(name, model, tokenizer, counts, repeats)

@@ -184,7 +184,7 @@ def test_parameters_of_a_tied_head_are_counted_once(tiny):
 
 
 def test_a_run_of_the_real_trainer_is_read_step_by_step():
-    run = step.train(step._argv("builtin:tiny", MINI, 2, 0, step.FP32), 1)
+    run = step.train(step.command_line("builtin:tiny", MINI, 2, 0, step.FP32), 1)
     assert [len(column) for column in (run.seconds, run.generate_s, run.update_s, run.rewards, run.tokens)] == [2] * 5
     for whole, generate, update in zip(run.seconds, run.generate_s, run.update_s, strict=True):
         assert 0 < generate + update <= whole

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 import multiprocessing
 import os
 import statistics
@@ -86,7 +87,7 @@ def measure(
         if peer is not None and peer_script is not None:
             for key, flags in PEERS.items():
                 runs.setdefault(key, []).append(peer_run(peer, peer_script, name, counts, num_steps, seed, flags))
-    baselines = {dtype: statistics.median(_later(runs[label, dtype], "seconds")) for label, dtype in PEERS if (label, dtype) in runs}
+    baselines = {dtype: statistics.median(later(runs[label, dtype], "seconds")) for label, dtype in PEERS if (label, dtype) in runs}
     words = {"model": name, **counts.in_words(), "steps": num_steps, "runs": repeats, "task": "reasoning_gym chain_sum"}
     notes = [
         "A step: rollouts, rewards, advantages, one update. Seconds are those of steps 2 and later of all runs.",
@@ -102,7 +103,7 @@ def measure(
 def our_run(name: str, counts: Counts, num_steps: int, seed: int, overrides: Sequence[str]) -> StepRun:
     """A run of the real trainer in a fresh process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_be_quiet) as pool:
-        return pool.submit(train, _argv(name, counts, num_steps, seed, overrides), torch.get_num_threads()).result()
+        return pool.submit(train, command_line(name, counts, num_steps, seed, overrides), torch.get_num_threads()).result()
 
 
 def _be_quiet() -> None:
@@ -124,8 +125,13 @@ def train(argv: Sequence[str], num_threads: int) -> StepRun:
         )
         trainer.fit()
         assert trainer.run_directory is not None
-        with trainer.run_directory.metrics_csv.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        return read_run(trainer.run_directory.metrics_csv, peak_memory() / 1e9)
+
+
+def read_run(metrics_csv: Path, peak_gb: float = math.nan) -> StepRun:
+    """What a run of ours logged of its steps."""
+    with metrics_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
 
     def column(key: str) -> list[float]:
         return [float(row[key]) for row in rows]
@@ -136,11 +142,12 @@ def train(argv: Sequence[str], num_threads: int) -> StepRun:
         update_s=column("time/update"),
         rewards=column("reward/solver/mean"),
         tokens=column("rollout/num_response_tokens"),
-        peak_gb=peak_memory() / 1e9,
+        peak_gb=peak_gb,
     )
 
 
-def _argv(name: str, counts: Counts, num_steps: int, seed: int, overrides: Sequence[str]) -> list[str]:
+def command_line(name: str, counts: Counts, num_steps: int, seed: int, overrides: Sequence[str]) -> list[str]:
+    """The overrides of a run that takes `num_steps` steps of these counts."""
     return [
         f"model.name={name}",
         "task.name=reasoning_gym",
@@ -187,7 +194,7 @@ def peer_run(python: Path, script: Path, name: str, counts: Counts, num_steps: i
         path = Path(folder)
         for part in load(name):
             part.save_pretrained(path)
-        tasks = _tasks(load_config(_argv(name, counts, num_steps, seed, []))).train
+        tasks = _tasks(load_config(command_line(name, counts, num_steps, seed, []))).train
         path.joinpath("tasks.json").write_text(json.dumps([{"question": task["question"], "answer": task["answer"]} for task in tasks]))
         command = [str(python), str(script), folder, str(path / "steps.json"), *flags]
         for option, value in (
@@ -210,7 +217,7 @@ def peer_run(python: Path, script: Path, name: str, counts: Counts, num_steps: i
 
 
 def _row(key: tuple[str, str], runs: Sequence[StepRun], baselines: dict[str, float]) -> Row:
-    seconds, generate = _later(runs, "seconds"), _later(runs, "generate_s")
+    seconds, generate = later(runs, "seconds"), later(runs, "generate_s")
     median = statistics.median(seconds)
     num_last = _num_last(len(runs[0].rewards))
     row: Row = {
@@ -221,13 +228,13 @@ def _row(key: tuple[str, str], runs: Sequence[StepRun], baselines: dict[str, flo
         "max_s": max(seconds),
         "generate_s": statistics.median(generate),
         "rest_s": statistics.median(_each(seconds, generate, lambda step, part: step - part)),
-        "tokens": statistics.mean(_later(runs, "tokens")),
+        "tokens": statistics.mean(later(runs, "tokens")),
         "reward_first": statistics.mean(run.rewards[0] for run in runs),
         "reward_last": statistics.mean(reward for run in runs for reward in run.rewards[-num_last:]),
         "peak_gb": max(run.peak_gb for run in runs),
     }
     if all(run.update_s is not None for run in runs):
-        model = _each(generate, _later(runs, "update_s"), lambda rollouts, update: rollouts + update)
+        model = _each(generate, later(runs, "update_s"), lambda rollouts, update: rollouts + update)
         row["overhead"] = statistics.median(_each(seconds, model, lambda step, part: 1 - part / step))
     return row | {f"ratio_{dtype}": baseline / median for dtype, baseline in baselines.items()}
 
@@ -236,8 +243,8 @@ def _num_last(num_steps: int) -> int:
     return max(1, round(num_steps * LAST))
 
 
-def _later(runs: Sequence[StepRun], field: str) -> list[float]:
-    """Steps 2 and later of all runs; the first one warms up."""
+def later(runs: Sequence[StepRun], field: str) -> list[float]:
+    """The field of steps 2 and later of all runs; the first one warms up."""
     return [value for run in runs for value in (getattr(run, field)[1:] or getattr(run, field))]
 
 
