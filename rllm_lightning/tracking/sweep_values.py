@@ -1,4 +1,4 @@
-"""Under a W&B sweep: are the values that the sweep shows for this run the ones it uses?
+"""Under a W&B sweep: are the values that the sweep shows for this run the ones it uses? And: the run ends with its agent.
 
 W&B locks the swept keys to the values it issued, whatever the run does with them, so a run whose command line lost one would be
 shown, and judged by the optimiser, under a value it never used. `check_swept_values` refuses to start such a run.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,24 @@ from rllm_lightning.config import Config, ConfigError, load_config
 
 SWEEP_ID = "WANDB_SWEEP_ID"
 SWEEP_VALUES = "WANDB_SWEEP_PARAM_PATH"  # a YAML file {key: {value: ...}}, written by W&B's agents and by ours
+
+WATCH_S = 1.0  # how often a run looks whether its agent lives
+
+
+def end_with_agent() -> None:
+    """Under a W&B agent: send this process SIGTERM when the agent dies, however it dies. Agents start trials in process groups of their
+    own, and one that is terminated or killed leaves them training."""
+    if not os.environ.get(SWEEP_ID):
+        return
+    agent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == agent:
+            time.sleep(WATCH_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # not the kernel's signal for a parent's death: it comes once for each thread of an agent, and a second SIGTERM ends a run unsaved
+    threading.Thread(target=watch, name="agent-watch", daemon=True).start()
 
 
 def check_swept_values(config: Config) -> None:

@@ -10,10 +10,11 @@ the server. How a run begins (mode, names, settings): `wandb_settings.py`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ class WandbTracker(Tracker):
         self._closed = False
         self._known: set[str] = set()
         self._best_before: dict[str, float] = {}  # best pass rates, where a resumed run has some
+        self._takes_files = True  # until the server fails at one
 
     @property
     @rank_zero_experiment
@@ -79,7 +81,7 @@ class WandbTracker(Tracker):
         if self.tables:
             import wandb
 
-            with folders(self.run):
+            with self._staging():
                 tables = {name: wandb.Table(columns=[*table.columns], data=table.rows) for name, table in self.tables.items()}
                 run.log({**tables, STEP: step})
 
@@ -101,22 +103,22 @@ class WandbTracker(Tracker):
 
     @rank_zero_only
     def log_episodes(self, episodes: Sequence[Episode], step: int) -> None:
-        if (run := self.experiment) is None:
+        if (run := self.experiment) is None or not self._takes_files:
             return
         import wandb
 
-        with folders(self.run):
+        with self._staging():
             table = wandb.Table(columns=[*COLUMNS], data=episode_rows(episodes))
             histograms = {name: wandb.Histogram(values) for name, values in distributions(episodes).items()}
             run.log({"episodes": table, **histograms, STEP: step})
 
     @rank_zero_only
     def log_model(self, folder: Path) -> None:
-        if not self.config.wandb.log_model or (run := self.experiment) is None:
+        if not self.config.wandb.log_model or (run := self.experiment) is None or not self._takes_files:
             return
         import wandb
 
-        with folders(self.run):
+        with self._staging():
             artifact = wandb.Artifact(f"model-{self.run.id}", type="model")
             artifact.add_dir(str(folder))
             run.log_artifact(artifact)
@@ -136,6 +138,18 @@ class WandbTracker(Tracker):
             logger.warning(
                 "W&B did not get all of this run; it is complete in %s, upload it with `wandb sync --include-online %s`", folder, folder
             )
+
+    @contextlib.contextmanager
+    def _staging(self) -> Iterator[None]:
+        """Around what becomes an artifact: W&B asks the server first, and raises where that is gone. Training goes on without."""
+        import wandb
+
+        with folders(self.run):
+            try:
+                yield
+            except wandb.errors.CommError as error:
+                self._takes_files = False
+                logger.warning("W&B run: no more tables and files, the server does not answer: %s", " ".join(str(error).split()))
 
     def _start(self) -> wandb.Run:
         import wandb

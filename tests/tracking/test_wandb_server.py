@@ -95,6 +95,24 @@ def test_a_run_outlives_its_server_and_can_be_uploaded_to_another(make_config, w
     another.stop()
 
 
+def test_a_table_that_the_server_does_not_take_does_not_end_training(make_config, wandb_server, caplog, monkeypatch, make_episode):
+    """W&B asks the server before it stages the first table. One that died raises there after 20 s; here it does so at once."""
+
+    def fail(*args, **kwargs):
+        raise wandb.errors.AuthenticationError("Failed to verify credentials")
+
+    config = make_config(**ONLINE)
+    tracker = WandbTracker(config, RunDirectory.create(config))
+    tracker.begin(0)
+    monkeypatch.setattr("wandb.sdk.wandb_login._verify_login", fail)
+    for step in (1, 2):
+        tracker.log_metrics({"a": step}, step)
+        tracker.log_episodes([make_episode()], step)
+    tracker.close(0)
+    assert caplog.text.count("no more tables and files, the server does not answer: Failed to verify credentials") == 1
+    assert [row["a"] for row in wandb_server.rows if "a" in row] == [1, 2]
+
+
 def test_resuming_what_is_not_there_is_refused_where_it_must_be(make_config, wandb_server):
     config = make_config(**ONLINE, **{"wandb.id": "gone", "wandb.resume": "must"})
     with pytest.raises(ConfigError, match=r"^wandb\.resume: must was refused: "):

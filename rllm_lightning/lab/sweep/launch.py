@@ -23,7 +23,8 @@ from rllm_lightning.lab.sweep import leash
 from rllm_lightning.lab.sweep.trial import State, Trial
 
 KILL_DELAY_S = 30.0  # as W&B's agent
-ENDED_FROM_OUTSIDE = (130, 143, -signal.SIGINT, -signal.SIGTERM)  # exit codes
+# exit codes of a run that was interrupted, terminated, or told by SLURM that its time is up
+ENDED_FROM_OUTSIDE = tuple(128 + signum for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
 
 
 # ---------------------------------------------------------------------------------------------------------------- machine
@@ -105,13 +106,14 @@ class Process:
             )
 
     def poll(self) -> int | None:
-        """The exit code once the trial has ended (negative: by that signal); nothing of it is left then."""
+        """The exit code once the trial has ended (128 + signal, where one ended it); nothing of it is left then."""
         self.trial.seconds = self._seconds_before + time.monotonic() - self._started
         if self._asked is not None and time.monotonic() > self._asked + KILL_DELAY_S:
             self.kill()
-        if (code := self._popen.poll()) is not None:
-            _signal_group(self._popen.pid, signal.SIGKILL)
-        return code
+        if (code := self._popen.poll()) is None:
+            return None
+        _signal_group(self._popen.pid, signal.SIGKILL)
+        return code if code >= 0 else 128 - code
 
     def ask_to_end(self, state: State) -> None:
         """SIGTERM; unless the trial is done in the very same moment it becomes `state`."""
