@@ -1,8 +1,8 @@
 """Policy losses in which tokens see each other: the tokens of a row (gspo, gmpo), or all tokens of a call (kl_cov, clip_cov).
 
 `row` losses are exact for any split of a minibatch, since a row (one response) is never split. `call` losses compare the tokens
-they are given together: a minibatch that is split into micro-batches or over ranks is compared part by part, so the tokens that
-are picked (well under one percent) depend on the split. Within one call everything is deterministic.
+they are given together; the trainer calls them once with the whole minibatch, after a pass that finds its log-probs, so that they
+too do not depend on how it is split into micro-batches or over ranks. Everything is deterministic.
 
 How a loss is written, and the notation: see `losses`.
 """

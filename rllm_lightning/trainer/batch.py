@@ -129,7 +129,7 @@ class MicroBatch:
 
     def padded(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         """Numbers of each row's response tokens as [B, T], 0 in padding."""
-        return _padded(values, self.mask_BT.shape[1], dtype).to(self.mask_BT.device)
+        return pad(values, self.mask_BT.shape[1], dtype).to(self.mask_BT.device)
 
     def spread(self, values_N: Tensor) -> Tensor:
         """One number for each response token as [B, T], 0 in padding; gradients pass."""
@@ -138,10 +138,11 @@ class MicroBatch:
 
 def response_mask(rows: Sequence[Row]) -> Tensor:
     """`mask_BT` of some rows."""
-    return _padded([[1.0] * len(row.response_ids) for row in rows], max(len(row.response_ids) for row in rows), torch.float32)
+    return pad([[1.0] * len(row.response_ids) for row in rows], max(len(row.response_ids) for row in rows), torch.float32)
 
 
-def _padded(values: Sequence[Sequence[float]], width: int, dtype: torch.dtype) -> Tensor:
+def pad(values: Sequence[Sequence[float]], width: int, dtype: torch.dtype) -> Tensor:
+    """Lists of different lengths as [B, `width`], 0 behind their ends."""
     result = torch.zeros(len(values), width, dtype=dtype)
     for index, numbers in enumerate(values):
         result[index, : len(numbers)] = torch.tensor(numbers, dtype=dtype)

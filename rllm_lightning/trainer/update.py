@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rllm_lightning.algorithms.aggregation import loss_weights
 from rllm_lightning.algorithms.correction import effective_sample_size, rollout_correction_weights
@@ -21,7 +21,7 @@ from rllm_lightning.algorithms.kl import drift_metrics, kl_penalty
 from rllm_lightning.algorithms.losses import Metrics, aggregate_loss, compute_policy_loss, metric_totals
 from rllm_lightning.config import Config
 from rllm_lightning.registry import LOSSES
-from rllm_lightning.trainer.batch import MicroBatch, Row
+from rllm_lightning.trainer.batch import MicroBatch, Row, pad, response_mask
 from rllm_lightning.trainer.policy import Policy, Scores
 from rllm_lightning.trainer.ranks import Ranks
 
@@ -126,12 +126,14 @@ class MinibatchUpdate:
             self.algorithm.loss_norm_length or config.data.max_response_length,
         )
         self.weights = {id(row): weight for row, weight in zip(self.rows, weights, strict=True)}
+        self.joint: dict[int, tuple[Tensor, Tensor, Metrics]] = {}  # of a row: loss [T], its derivative [T], metrics [T]
         self.mean_weight = 1.0 / sum(lengths)  # of the terms that are token means whatever the mode: the value loss
 
     def backward(self) -> None:
         """Add the gradient of every micro-batch; what stands in `.grad` afterwards is the minibatch's."""
         loss = torch.zeros((), dtype=torch.float64)
         mine = self.ranks.share_rows(self.rows)
+        self._compare_all_tokens(mine)
         for micro, last in _marking_the_last(self.policy.micro_batches(mine, self.config.training.micro_batch_tokens)):
             share = self._loss(micro, self.policy(micro))
             self.call_backward(share * self.ranks.world_size, sync=last)
@@ -139,6 +141,41 @@ class MinibatchUpdate:
         if not mine:  # the other ranks wait for this one's gradient
             self.call_backward(sum((p * 0.0).sum() for p in self.policy.parameters() if p.requires_grad), sync=True)
         self.metrics.losses.append(loss)
+
+    def _compare_all_tokens(self, mine: Sequence[Row]) -> None:
+        """Losses of scope `call` see the tokens of the whole minibatch, so they are computed on its log-probs as a pass of their own
+        finds them; what stays of them for the micro-batches is each token's loss and its derivative (`self.joint`)."""
+        names = [name for name in dict.fromkeys(map(self._loss_name, self.rows)) if LOSSES.get(name).scope == "call"]
+        if not names:
+            return
+        number = {id(row): index for index, row in enumerate(self.rows)}
+        found: dict[int, list[float]] = {}
+        with torch.no_grad():
+            for micro in self.policy.micro_batches(mine, self.config.training.micro_batch_tokens):
+                for row, values in zip(micro.rows, self.policy(micro).logprobs.tolist(), strict=True):
+                    found[number[id(row)]] = values[: len(row.response_ids)]
+        present = {index: values for part in self.ranks.gather(found) for index, values in part.items()}
+        dtype = torch.promote_types(self.policy.model.dtype, torch.float32)
+        for name in names:
+            rows = [row for row in self.rows if self._loss_name(row) == name]
+            mask_BT = response_mask(rows)
+
+            def padded(values: Sequence[Sequence[float]]) -> Tensor:
+                return pad(values, mask_BT.shape[1], dtype)  # noqa: B023
+
+            logprobs_BT = padded([present[number[id(row)]] for row in rows]).requires_grad_()
+            old_BT = padded([row.old_logprobs or present[number[id(row)]] for row in rows])
+            advantages_BT = padded([row.advantages for row in rows])
+            loss_BT, metrics = compute_policy_loss(LOSSES.get(name), logprobs_BT, old_BT, advantages_BT, mask_BT, **self._loss_kwargs(name))
+            (slope_BT,) = torch.autograd.grad(loss_BT.sum(), logprobs_BT)
+            for index, row in enumerate(rows):
+                self.joint[id(row)] = (loss_BT[index].detach(), slope_BT[index], {key: value[index] for key, value in metrics.items()})
+
+    def _loss_name(self, row: Row) -> str:
+        return self.algorithm.loss_of(row.role)
+
+    def _loss_kwargs(self, name: str) -> dict[str, Any]:
+        return self.algorithm.loss_kwargs if name == self.algorithm.loss_of("") else {}
 
     def _loss(self, micro: MicroBatch, scores: Scores) -> Tensor:
         """This micro-batch's share of the minibatch's loss."""
@@ -173,22 +210,32 @@ class MinibatchUpdate:
     def _policy_loss(self, micro: MicroBatch, scores: Scores, old_BT: Tensor) -> Tensor:
         """Each row's loss is that of its role."""
         advantages_BT = micro.padded([row.advantages for row in micro.rows], scores.logprobs.dtype)
-        names = [self.algorithm.loss_of(row.role) for row in micro.rows]
+        names = [self._loss_name(row) for row in micro.rows]
         loss_BT = torch.zeros_like(scores.logprobs)
         for name in dict.fromkeys(names):
             chosen = torch.tensor([index for index, other in enumerate(names) if other == name], device=old_BT.device)
             mask = micro.mask_BT[chosen]
-            part, metrics = compute_policy_loss(
-                LOSSES.get(name),
-                scores.logprobs[chosen],
-                old_BT[chosen],
-                advantages_BT[chosen],
-                mask,
-                **(self.algorithm.loss_kwargs if name == self.algorithm.loss_of("") else {}),
-            )
+            if LOSSES.get(name).scope == "call":
+                part, metrics = self._joint_loss([micro.rows[int(i)] for i in chosen], scores.logprobs[chosen])
+            else:
+                part, metrics = compute_policy_loss(
+                    LOSSES.get(name), scores.logprobs[chosen], old_BT[chosen], advantages_BT[chosen], mask, **self._loss_kwargs(name)
+                )
             self.metrics.add("actor", metrics, mask, sum(len(micro.rows[int(i)].response_ids) for i in chosen))
             loss_BT = loss_BT.index_copy(0, chosen, part.to(loss_BT.dtype))
         return loss_BT
+
+    def _joint_loss(self, rows: Sequence[Row], logprobs_BT: Tensor) -> tuple[Tensor, Metrics]:
+        """What `_compare_all_tokens` found of these rows, as a function of their log-probs with its value and gradient there."""
+        width = logprobs_BT.shape[1]
+
+        def stack(values: Sequence[Tensor]) -> Tensor:
+            cut = [nn.functional.pad(value[:width], (0, width - len(value[:width]))) for value in values]
+            return torch.stack(cut).to(logprobs_BT)
+
+        losses, slopes, metrics = zip(*(self.joint[id(row)] for row in rows), strict=True)
+        loss_BT = stack(losses) + stack(slopes) * (logprobs_BT - logprobs_BT.detach())
+        return loss_BT, {key: stack([found[key] for found in metrics]) for key in metrics[0]}
 
     def _correction(self, micro: MicroBatch, old_BT: Tensor, num_tokens: int) -> Tensor:
         """Weights between sampler and trainer [B, T]; 1 where the sampler gave no log-probs or where they are the old ones."""

@@ -58,6 +58,10 @@ def all_cases(model):
     for mode in AGGREGATION_MODES:
         overrides = [f"rllm.algorithm.loss_agg_mode={mode}", "training.num_minibatches=2"]
         cases[f"mode-{mode}"] = {"overrides": exact + overrides, "kind": "informed"}
+    for loss in ("kl_cov", "clip_cov"):  # they compare all tokens of a minibatch
+        overrides = [f"rllm.algorithm.loss_fn={loss}", "training.num_minibatches=2", "training.num_epochs_per_batch=2"]
+        overrides += ["rllm.algorithm.loss_kwargs={fraction: 0.3}", "training.micro_batch_tokens=40", "training.learning_rate=1.0"]
+        cases[f"loss-{loss}"] = {"overrides": exact + overrides, "kind": "complete"}
     single = ["model.name=builtin:tiny", "training.optimizer=adamw", "training.learning_rate=1e-4", "training.max_grad_norm=1.0", EIGHT]
     return cases | {"adamw-float32": {"overrides": single, "kind": "informed"}}
 
