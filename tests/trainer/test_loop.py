@@ -357,6 +357,20 @@ def test_the_result_does_not_depend_on_how_rows_are_laid_out(fit, how, mode):
     )
 
 
+@pytest.mark.parametrize("loss", ["kl_cov", "clip_cov"])
+def test_losses_that_compare_all_tokens_see_the_whole_minibatch(fit, loss):
+    """Which tokens they pick does not depend on micro-batches."""
+    args = ["rllm.trainer.total_batches=2", "training.optimizer=sgd", "training.learning_rate=1.0", f"rllm.algorithm.loss_fn={loss}"]
+    args += ["rllm.algorithm.loss_kwargs={fraction: 0.3}", "training.num_epochs_per_batch=2"]
+    plain, split = fit(*args), fit(*args, "training.micro_batch_tokens=40", "training.tree=false")
+    for a, b in zip(plain.trainer.module.policy.parameters(), split.trainer.module.policy.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+    share = {"kl_cov": "actor/kl_frac", "clip_cov": "actor/cov_frac"}[loss]
+    assert split.column(share) == plain.column(share)
+    if loss == "kl_cov":
+        assert all(0.25 < value <= 0.3 for value in plain.column(share))
+
+
 def test_the_warm_up_is_logged_step_by_step(fit):
     """B32: 4 batches of 2 updates are 8 optimizer steps; ratio .5 warms up over 4. The logged rate is that of a batch's last step."""
     run = fit(
