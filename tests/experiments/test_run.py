@@ -232,7 +232,7 @@ def test_an_interrupted_run_leaves_everything_in_order(start, tmp_path, signum):
     assert saved["rllm_lightning"]["global_step"] == steps[-1]
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     rows, exit_code = offline_run(folder / "wandb")
-    assert [row["train/global_step"] for row in rows] == steps
+    assert [row["train/global_step"] for row in rows if "optim/steps" in row] == steps  # the row of step 0 is the card of the estimator
     assert exit_code == 128 + signum
 
     resumed = start(f"rllm.trainer.resume={folder}", f"rllm.trainer.total_batches={steps[-1] + 2}")
