@@ -67,6 +67,7 @@ class Batch:
             self._drop_finished()
             new = self._take_waiting()
             if not self._rows and not new:
+                self._decoder.rest()
                 return
             logits_BV = self._decoder.advance([request.tokens[-1] for request in self._rows], [request.prompt for request in new])
             self._rows += new

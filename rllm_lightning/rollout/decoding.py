@@ -30,6 +30,9 @@ class Decoder(Protocol):
     def drop(self, rows: Sequence[int]) -> list[int]:
         """Remove rows; the old numbers of the rows that are left, in their new order."""
 
+    def rest(self) -> None:
+        """No rows are left, and no prompts wait: hold no more memory than is worth it."""
+
     def clear(self) -> None:
         """Remove all rows, and everything that was computed with the present weights."""
 
@@ -83,6 +86,9 @@ class PlainDecoder:
             cohort.rows = [new_number[cohort.rows[i]] for i in kept]
         self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
         return left
+
+    def rest(self) -> None:
+        pass
 
     def clear(self) -> None:
         self._cohorts = []

@@ -8,6 +8,9 @@ Shapes: L lines, S seats, P places, N tokens to be written, H key heads, D their
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +19,8 @@ from torch import Tensor
 # Samples of a prompt that share its line. More would read a long prompt less often but look at more of each other's masked
 # tokens; measured on a CPU, 4 is within 1.3 of the best number for prompts and responses of 12 to 512 tokens.
 SEATS = 4
-LITTLE = 2**28  # bytes
+LITTLE = 2**30  # bytes; as much as `kept_state_mb` takes by default
+HUGE = 2**22  # bytes from which huge pages are asked for
 GROWTH = 2  # lines and places grow by this factor at least, so that growing costs little in all
 
 
@@ -66,16 +70,16 @@ class KVPool:
         self.mask_LSP[line_X] = mask_XP[:, None].expand(-1, SEATS, -1)
 
     def index(self, lines_N: Tensor, places_N: Tensor) -> Tensor:
-        """Where `write` puts N tokens, in flat places."""
-        _, _, _, heads, places, _ = self.kv.shape
+        """Where `write` puts N tokens, keys and then values, in flat places."""
+        _, two, lines, heads, places, _ = self.kv.shape
+        row_X = (torch.arange(two, device=self.device)[:, None] * lines + lines_N).flatten()
         head_H = torch.arange(heads, device=self.device)
-        return ((lines_N[:, None] * heads + head_H) * places + places_N[:, None]).flatten()
+        return ((row_X[:, None] * heads + head_H) * places + places_N.repeat(two)[:, None]).flatten()
 
     def write(self, layer: int, index: Tensor, keys_NHD: Tensor, values_NHD: Tensor) -> None:
         """Store one layer's keys and values of N tokens."""
-        dim = self.kv.shape[-1]
-        for pool, new_NHD in zip(self.kv[layer], (keys_NHD, values_NHD), strict=True):
-            pool.view(-1, dim).index_copy_(0, index, new_NHD.reshape(-1, dim))
+        new_XD = torch.cat([keys_NHD, values_NHD]).flatten(0, 1)
+        self.kv[layer].view(-1, new_XD.shape[1]).index_copy_(0, index, new_XD)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], num_places: int) -> None:
         """Copy lines onto others, with keys and values of their first places."""
@@ -86,5 +90,17 @@ class KVPool:
 
     def _resize(self, lines: int, places: int) -> None:
         layers, two, _, heads, _, dim = self.kv.shape
-        self.kv = self.kv.new_zeros(layers, two, lines, heads, places, dim)
+        self.kv = _zeros((layers, two, lines, heads, places, dim), self.kv.dtype, self.device)
         self.mask_LSP = self.mask_LSP.new_full((lines, SEATS, places), -torch.inf)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`torch.zeros`, on Linux in huge pages: attention reads all of the pool at every step, and much of its time goes into
+    finding small pages (reading 270 MB: 33 instead of 20 GB/s; attention of 64 conversations 10% faster)."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

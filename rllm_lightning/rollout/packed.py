@@ -105,7 +105,7 @@ class PackedDecoder:
             lines_of[tuple(line.prompt)].append(line)
         new = [self._seat(lines_of[tuple(prompt)]) for prompt in prompts]
         self._rows += new
-        return torch.cat([logits_BV, *(row.line.first_logits_V[None] for row in new)])
+        return torch.cat([logits_BV, *(row.line.first_logits_V[None] for row in new)]) if new else logits_BV
 
     def drop(self, rows: Sequence[int]) -> list[int]:
         gone = set(rows)
@@ -115,9 +115,10 @@ class PackedDecoder:
         left = [i for i in range(len(self._rows)) if i not in gone]
         self._rows = [self._rows[i] for i in left]
         self._close_gaps()
-        if not self._rows:
-            self._pool.trim()
         return left
+
+    def rest(self) -> None:
+        self._pool.trim()
 
     def clear(self) -> None:
         self._lines, self._rows = [], []

@@ -32,6 +32,7 @@ def test_fast_equals_plain_at_every_place_where_it_could_be_cut(make_engine, ask
     monkeypatch.setattr(packed, "ROOM", 1)
     monkeypatch.setattr(packed, "PREFILL_TOKENS", 30)
     monkeypatch.setattr(kv_pool, "LITTLE", 0)
+    monkeypatch.setattr(kv_pool, "HUGE", 1)
     engine = make_engine(max_tokens=60)
     same_answers(expected, ask(engine, mixed_prompts * 3))
     same_answers(expected, ask(engine, mixed_prompts * 3, together=False))
@@ -140,6 +141,18 @@ def test_kept_states_are_of_the_present_weights(make_engine, model, same_answers
         logits_TV = changed(ids).logits[0, after.prompt_length - 1 : -1]
     expected = torch.log_softmax(logits_TV, -1).gather(-1, ids[0, after.prompt_length :, None])[:, 0]
     torch.testing.assert_close(torch.tensor(after.logprobs), expected, rtol=0, atol=2e-5)
+
+
+def test_large_memory_is_given_back_when_nobody_waits_any_more_and_not_between_turns(make_engine, monkeypatch):
+    """All agents end a turn at the same step, so that no row is left until they ask again."""
+    monkeypatch.setattr(kv_pool, "LITTLE", 0)
+    sizes = []
+    resize = kv_pool.KVPool._resize
+    monkeypatch.setattr(kv_pool.KVPool, "_resize", lambda pool, *size: (sizes.append(size), resize(pool, *size)))
+    engine = make_engine(max_tokens=1)
+    converse(engine, num_agents=2, num_turns=3)
+    assert sizes[-1] == (0, 0)
+    assert sizes.count((0, 0)) == 2  # once after the engine tried the model
 
 
 def test_workflows_of_one_turn_keep_no_states(make_engine, ask, mixed_prompts):
