@@ -58,6 +58,7 @@ EXPECTED_WARNINGS = (
     "You're resuming from a checkpoint that ended before the epoch ended",
     r".*isinstance\(treespec, LeafSpec\)",
 )
+SHARDED = ("fsdp", "deepspeed", "model_parallel")  # beginnings of the names of strategies
 
 
 class UnifiedTrainer:
@@ -379,6 +380,8 @@ def _lightning_trainer(config: Config) -> L.Trainer:
         ConfigError: Lightning refuses what stands under `lightning`.
     """
     settings = config.lightning
+    if settings.strategy.startswith(SHARDED):
+        raise ConfigError([f"lightning.strategy: {settings.strategy!r} shards the model, which is not supported; use ddp"])
     plugins: list[Any] = [AtomicCheckpointIO()]
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # its requeue saves in the middle of a batch

@@ -632,3 +632,9 @@ def test_a_users_grouping_is_used(fit):
     run = fit("rllm.trainer.total_batches=1", traj_grouping_hook=all_together)
     assert run.rows[0]["groups/num_groups"] == 1
     assert run.rows[0]["groups/max_group_size"] == 8
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp", "deepspeed_stage_2", "model_parallel"])
+def test_strategies_that_shard_the_model_are_refused(make_trainer, strategy):
+    with pytest.raises(ConfigError, match=r"lightning\.strategy: .* shards the model"):
+        make_trainer(f"lightning.strategy={strategy}", "lightning.accelerator=cpu", "lightning.devices=2")
