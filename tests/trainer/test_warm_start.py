@@ -1,6 +1,7 @@
 """Supervised steps before reinforcement learning."""
 
 import asyncio
+
 import pytest
 import torch
 
