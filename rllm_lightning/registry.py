@@ -1,6 +1,6 @@
 """Registries: how a name in a config becomes code.
 
-A `Registry` maps names to entries of one kind (estimators, losses, tasks, workflows, rollout engines, trackers).
+A `Registry` maps names to entries of one kind (estimators, losses, tasks, workflows, environments, rollout engines, trackers).
 The library's own entries live in the registry's `home` modules, which are imported on the first look-up, so that
 importing the library costs nothing for what is not used. A user's entries live in modules of their own, named in the
 config key `plugins` and imported by `load_plugins`.
@@ -174,12 +174,18 @@ ESTIMATORS: Registry[Any] = Registry("advantage estimator", "rllm.algorithm.adv_
 LOSSES: Registry[PolicyLoss] = Registry(
     "policy loss", "rllm.algorithm.loss_fn", ["rllm_lightning.algorithms.losses", "rllm_lightning.algorithms.joint_losses"]
 )
-TASKS: Registry[Any] = Registry("task", "task.name", ["rllm_lightning.tasks.reasoning_gym", "rllm_lightning.tasks.jsonl"])
-WORKFLOWS: Registry[Any] = Registry("workflow", "rllm.workflow.name", ["rllm_lightning.workflows.single_turn"])
+TASKS: Registry[Any] = Registry("task", "task.name", [f"rllm_lightning.tasks.{name}" for name in ("reasoning_gym", "jsonl", "gridworld")])
+WORKFLOWS: Registry[Any] = Registry(
+    "workflow", "rllm.workflow.name", [f"rllm_lightning.workflows.{name}" for name in ("single_turn", "multi_turn", "solver_judge")]
+)
+ENVIRONMENTS: Registry[Any] = Registry(
+    "environment", "rllm.workflow.workflow_args.environment", ["rllm_lightning.workflows.retry", "rllm_lightning.workflows.gridworld"]
+)
 ENGINES: Registry[Any] = Registry("rollout engine", "rollout_engine.name", ["rllm_lightning.rollout.scripted", "rllm_lightning.rollout.hf"])
 TRACKERS: Registry[Any] = Registry("tracker", "rllm.trainer.logger", ["rllm_lightning.tracking.trackers"])
 
 register_task = TASKS.register
 register_workflow = WORKFLOWS.register
+register_environment = ENVIRONMENTS.register
 register_rollout_engine = ENGINES.register
 register_tracker = TRACKERS.register

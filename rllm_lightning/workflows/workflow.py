@@ -34,6 +34,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from rllm_lightning.rollout.engine import RolloutEngine
 from rllm_lightning.types import Episode, Step, TerminationEvent, TerminationReason, Trajectory
+from rllm_lightning.workflows.environment import Environment
 
 T = TypeVar("T")
 
@@ -45,15 +46,6 @@ class Agent(Protocol):
     trajectory: Trajectory
 
     def reset(self) -> None: ...
-
-
-@runtime_checkable
-class Environment(Protocol):
-    """Anything that an agent acts on. A workflow's public attributes of this kind are found and reset."""
-
-    def reset(self, task: dict[str, Any]) -> Any: ...
-    def step(self, action: Any) -> Any: ...
-    def is_multithread_safe(self) -> bool: ...
 
 
 class Workflow(ABC):
