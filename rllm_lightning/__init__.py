@@ -14,7 +14,8 @@ __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "types": "Action Episode ModelOutput RewardOutput Step TerminationEvent TerminationReason Trajectory TrajectoryGroup",
-        "registry": "Registry load_plugins register_policy_loss register_rollout_engine register_task register_tracker register_workflow",
+        "registry": "Registry load_plugins register_environment register_policy_loss register_rollout_engine register_task "
+        "register_tracker register_workflow",
         "config": "AlgorithmConfig CompactFilteringConfig Config ConfigError RejectionSamplingConfig TransformConfig load_config "
         "rLLMAdvantageEstimator",
         "algorithms.advantage": "RLLM_ADV_ESTIMATOR_REGISTRY calculate_grpo_advantages calculate_reinforce_advantages "
@@ -27,7 +28,10 @@ __all__, __getattr__, __dir__ = lazy_names(
         "rollout.scripted": "ScriptedEngine",
         "rollout.hf": "HFEngine",
         "workflows.workflow": "Workflow",
+        "workflows.environment": "Environment",
         "workflows.single_turn": "SingleTurnWorkflow",
+        "workflows.multi_turn": "MultiTurnWorkflow",
+        "workflows.solver_judge": "SolverJudgeWorkflow",
         "workflows.engine": "UnifiedWorkflowEngine",
         "tasks.task": "TaskSet",
         "trainer.protocol": "BackendProtocol TrainerState",

@@ -166,6 +166,7 @@ def test_what_is_no_module_name_is_an_error_of_the_key(plugin, name):
         ("LOSSES", "policy loss", "rllm.algorithm.loss_fn"),
         ("TASKS", "task", "task.name"),
         ("WORKFLOWS", "workflow", "rllm.workflow.name"),
+        ("ENVIRONMENTS", "environment", "rllm.workflow.workflow_args.environment"),
         ("ENGINES", "rollout engine", "rollout_engine.name"),
         ("TRACKERS", "tracker", "rllm.trainer.logger"),
     ],

@@ -22,9 +22,10 @@ class Chat:
             raise ValueError("rollout engine hf: the tokenizer has no chat template; set tokenizer.chat_template, or use an instruct model")
         self.tokenizer = tokenizer
 
-    def render(self, messages: Sequence[dict[str, Any]], for_answer: bool = True) -> str:
-        """The prompt as text; `for_answer` ends it with the header of the assistant's next message."""
-        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=for_answer)
+    def render(self, messages: Sequence[dict[str, Any]], for_answer: bool = True, tools: Sequence[dict[str, Any]] | None = None) -> str:
+        """The prompt as text; `for_answer` ends it with the header of the assistant's next message. `tools` are JSON schemas."""
+        given = None if tools is None else list(tools)
+        return self.tokenizer.apply_chat_template(list(messages), tools=given, tokenize=False, add_generation_prompt=for_answer)
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -35,9 +35,9 @@ class Conversations:
         self._chat = chat
         self._turns: OrderedDict[Hashable, deque[Span]] = OrderedDict()
 
-    def prompt(self, run: Hashable, messages: Sequence[dict[str, Any]]) -> Span:
-        """The prompt that asks for the next message."""
-        text = self._chat.render(messages)
+    def prompt(self, run: Hashable, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> Span:
+        """The prompt that asks for the next message; `tools` are JSON schemas of functions that it tells of."""
+        text = self._chat.render(messages, tools=tools)
         known = max((turn for turn in self._turns.get(run, ()) if text.startswith(turn.text)), key=_length, default=Span("", []))
         return Span(text, known.ids + self._chat.encode(text[len(known.text) :]))
 

@@ -96,11 +96,15 @@ class RolloutEngine(ABC):
         return params.with_overrides(**overrides) if overrides else params
 
     @abstractmethod
-    async def get_model_response(self, messages: list[dict[str, Any]], **overrides: Any) -> ModelOutput:
+    async def get_model_response(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **overrides: Any
+    ) -> ModelOutput:
         """Sample one answer to a chat.
 
         Args:
             messages: chat messages, `{"role", "content", ...}`.
+            tools: JSON schemas of functions, for chat templates that tell the model of them; only asked of engines whose
+                `setup.tokenizer` has such a template.
             overrides: fields of `SamplingParams` for this request alone.
 
         Raises:

@@ -80,7 +80,9 @@ class HFEngine(RolloutEngine):
         self._batch: Batch | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def get_model_response(self, messages: list[dict[str, Any]], **overrides: Any) -> ModelOutput:
+    async def get_model_response(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **overrides: Any
+    ) -> ModelOutput:
         """See `RolloutEngine`.
 
         Raises:
@@ -90,7 +92,7 @@ class HFEngine(RolloutEngine):
         context = current_request()
         params = self.params_for(context, overrides)
         run = (context.seed, context.global_step, context.mode, context.task_id, context.rollout_idx)
-        prompt = self._conversations.prompt(run, messages)
+        prompt = self._conversations.prompt(run, messages, tools)
         self._check(prompt.ids, params)
         request = Request(
             prompt=prompt.ids,

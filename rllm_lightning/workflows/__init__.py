@@ -3,5 +3,13 @@
 from rllm_lightning.lazy import lazy_names
 
 __all__, __getattr__, __dir__ = lazy_names(
-    __name__, {"workflow": "Workflow", "engine": "UnifiedWorkflowEngine", "single_turn": "SingleTurnWorkflow"}
+    __name__,
+    {
+        "workflow": "Workflow",
+        "engine": "UnifiedWorkflowEngine",
+        "environment": "Environment",
+        "single_turn": "SingleTurnWorkflow",
+        "multi_turn": "MultiTurnWorkflow",
+        "solver_judge": "SolverJudgeWorkflow",
+    },
 )

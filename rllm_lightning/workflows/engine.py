@@ -15,7 +15,7 @@ import inspect
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,11 +50,11 @@ def constructor_arguments(workflow_cls: type[Workflow]) -> dict[str, inspect.Par
     return found
 
 
-def check_workflow_args(workflow_cls: type[Workflow], given: Iterable[str]) -> None:
-    """Refuse keywords that a workflow's constructor does not have.
+def check_workflow_args(workflow_cls: type[Workflow], given: Mapping[str, Any]) -> None:
+    """Refuse keywords that a workflow's constructor does not have, and values that it would not take.
 
     Raises:
-        ValueError: one line for each of them, with the closest match.
+        ValueError: one line for each unknown keyword, with the closest match; else what `Workflow.check_arguments` says.
     """
     own = sorted(set(constructor_arguments(workflow_cls)) - {"rollout_engine", "executor"})
     problems = []
@@ -66,6 +66,7 @@ def check_workflow_args(workflow_cls: type[Workflow], given: Iterable[str]) -> N
         )
     if problems:
         raise ValueError("\n".join(problems))
+    workflow_cls.check_arguments(given)
 
 
 class UnifiedWorkflowEngine:

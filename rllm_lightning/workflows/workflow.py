@@ -27,7 +27,7 @@ import contextvars
 import traceback
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from copy import deepcopy
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -91,6 +91,10 @@ class Workflow(ABC):
         self.uid: str | None = None
         self.failure: BaseException | None = None  # what made the last run an ERROR
         self._committed: list[Trajectory] = []
+
+    @classmethod
+    def check_arguments(cls, arguments: Mapping[str, Any]) -> None:
+        """Raise a `ValueError` where these keywords of the constructor cannot be meant. Called before a model is loaded."""
 
     @abstractmethod
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
