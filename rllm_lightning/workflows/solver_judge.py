@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -103,7 +103,7 @@ class SolverJudgeWorkflow(Workflow):
         messages = [{"role": "user", "content": self._question_for_judge(task, answers)}]
         output = await self.rollout_engine.get_model_response(messages, **sampling)
         step = Step.from_model_output(output, messages)
-        choice = read_choice(step.model_response, len(answers))
+        choice = read_choice(step.model_response, answers)
         step.action, step.done = choice, True
         scores = [solver.steps[0].reward for solver in solvers]
         step.reward = 0.0 if choice is None else scores[choice]
@@ -123,11 +123,14 @@ class SolverJudgeWorkflow(Workflow):
         episode.is_correct = any(t.info["is_correct"] for t in episode.trajectories if t.name == JUDGE)
 
 
-def read_choice(reply: str, num_answers: int) -> int | None:
-    """The last number in a reply as the position of an answer, from 0; None where there is no number, or no answer of that number."""
+def read_choice(reply: str, answers: Sequence[str]) -> int | None:
+    """Which of the answers a reply names, as its position from 0: by the last number in it, counted from 1, else by repeating the
+    answer (the first of equal ones). None where it does neither."""
     numbers = _NUMBER.findall(reply)
     number = int(numbers[-1]) if numbers and len(numbers[-1]) < 10 else 0
-    return number - 1 if 1 <= number <= num_answers else None
+    if 1 <= number <= len(answers):
+        return number - 1
+    return next((position for position, answer in enumerate(answers) if reply.strip() and reply.strip() == answer.strip()), None)
 
 
 def _reason(trajectories: list[Trajectory]) -> TerminationReason:

@@ -48,7 +48,7 @@ def test_solvers_are_asked_the_question_and_the_judge_sees_it_with_the_answers(j
 
 @pytest.mark.parametrize(
     ("judge", "reward", "correct", "readable"),
-    [("1", 0.0, False, 1.0), ("2", 1.0, True, 1.0), ("3", 0.0, False, 0.0), ("?", 0.0, False, 0.0)],
+    [("1", 0.0, False, 1.0), ("2", 1.0, True, 1.0), ("5", 0.0, False, 0.0), ("?", 0.0, False, 0.0)],
 )
 def test_the_judge_gets_the_score_of_what_it_chose_and_decides_about_the_episode(judged, judge, reward, correct, readable):
     episode = judged(["3", "4", judge])
@@ -63,10 +63,26 @@ def test_a_reward_output_decides_about_correctness(judged):
 
 @pytest.mark.parametrize(
     ("reply", "choice"),
-    [("2", 1), ("1 or 3: 3", 2), ("answer 1.", 0), ("0", None), ("4", None), ("", None), ("-", None), ("9" * 5000, None), ("001", 0)],
+    [
+        ("2", 1),
+        ("1 or 3: 3", 2),
+        ("answer 1.", 0),
+        ("001", 0),
+        (" up\n", 0),  # repeated
+        ("7", 1),  # there is no seventh answer, but one that says 7
+        ("0", None),
+        ("4", None),
+        ("updown", None),
+        ("", None),
+        ("9" * 5000, None),
+    ],
 )
-def test_a_choice_is_the_last_number_if_there_is_such_an_answer(reply, choice):
-    assert read_choice(reply, 3) == choice
+def test_a_choice_is_the_last_number_else_the_answer_that_is_repeated(reply, choice):
+    assert read_choice(reply, ["up", "7", "up"]) == choice
+
+
+def test_nothing_is_no_choice_even_where_an_answer_is_empty():
+    assert read_choice(" ", ["", "4"]) is None
 
 
 def test_a_cut_reply_is_named(judged):
