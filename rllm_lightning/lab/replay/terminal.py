@@ -1,0 +1,51 @@
+"""A replay in a terminal: first what it comes to and what to beware of; then the tables, and some of the trajectories behind them."""
+
+from __future__ import annotations
+
+import math
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rllm_lightning.lab.replay.conclusions import caveats, headline, other_conclusions, pair_conclusions
+from rllm_lightning.lab.replay.results import Replay
+from rllm_lightning.lab.replay.tables import TextTable, extremes_table, methods, tables_of
+from rllm_lightning.lab.replay.words import visible
+
+MAX_PAIRS = 5  # in words; the page and the data hold the rest
+MAX_SENTENCE = 1000
+MAX_TEXT = 40  # characters of a prompt or a response
+MAX_EXTREMES = 3  # of the most different pair
+
+
+def print_replay(replay: Replay, console: Console) -> None:
+    """Print all of it."""
+    # Text, not markup: a task's name may look like markup or like an emoji's
+    console.print(Text(headline(replay), style="bold"))
+    pairs = pair_conclusions(replay)
+    more = [f"and {len(pairs) - MAX_PAIRS} more pairs in the table below"] if len(pairs) > MAX_PAIRS else []
+    for sentence in [*pairs[:MAX_PAIRS], *more, *other_conclusions(replay)]:
+        console.print(Text(f"  - {visible(sentence, MAX_SENTENCE)}"))
+    for sentence in caveats(replay):
+        console.print(Text.assemble(("! ", "bold yellow"), visible(sentence, MAX_SENTENCE)))
+    console.print()
+    for table in tables_of(replay):
+        _print_table(table, console)
+    apart = [pair for pair in replay.pairs if pair.extremes.largest()]
+    if apart:
+        most = min(apart, key=lambda pair: (math.isnan(value := pair.mean("pearson").value), value))
+        table = extremes_table(most, lambda text: visible(text, MAX_TEXT))
+        _print_table(TextTable(table.title, table.head, table.rows[:MAX_EXTREMES]), console)
+    for sentence in methods(replay):
+        console.print(Text(sentence, style="dim"))
+
+
+def _print_table(content: TextTable, console: Console) -> None:
+    table = Table(title=Text(content.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in content.head:
+        table.add_column(Text(name), overflow="fold")
+    for row in content.rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
