@@ -157,6 +157,19 @@ def test_an_environment_that_fails_is_an_error_and_nothing_of_it_is_trained_on(p
     assert episode.trajectories == []
 
 
+def test_an_episode_is_correct_as_its_environment_last_said(play):
+    class Undone(Counter):
+        def step(self, action):
+            observation, reward, done, _ = super().step(action)
+            return observation, reward, done, {"is_correct": action == "right"}
+
+    def is_correct(*replies):
+        return play(MultiTurnWorkflow, replies, TASK, environment=Undone, max_turns=2).is_correct
+
+    assert is_correct("wrong", "right")
+    assert not is_correct("right", "wrong")  # though the reward is above 0
+
+
 # ------------------------------------------------------------------------------------------------------------ environments
 
 

@@ -397,3 +397,23 @@ def test_a_template_that_knows_tools_gets_them_and_the_raw_reply(executor):
     assert first.chat_completions[0] == {"role": "user", "content": TASK["question"]}  # the template tells, no message of ours
     assert second.chat_completions[2] == {"role": "tool", "name": "add", "content": "4"}
     assert second.prompt_ids == first.prompt_ids + first.response_ids + chat.encode("<|user|>4<|end|><|assistant|>")
+
+
+def test_the_models_own_engine_hands_the_tools_to_the_template():
+    from rllm_lightning.models.tiny import tiny_model
+    from rllm_lightning.rollout.engine import EngineSetup, SamplingParams
+    from rllm_lightning.rollout.hf import HFEngine
+
+    engine = HFEngine(EngineSetup(tiny_model(0)[0], tokenizer_with(QWEN), SamplingParams(max_tokens=2)))
+    schemas = [load_tool(add).schema]
+
+    async def ask():
+        messages = [{"role": "user", "content": "hi"}]
+        outputs = [await engine.get_model_response(messages, tools=tools) for tools in (schemas, None)]
+        await engine.shutdown()
+        return [engine._chat.decode(output.prompt_ids, special=True) for output in outputs]
+
+    with_tools, without = asyncio.run(ask())
+    assert without == "<|user|>hi<|end|><|assistant|>"
+    assert with_tools.endswith(f"<|end|>{without}")
+    assert '"name": "add"' in with_tools
