@@ -34,7 +34,7 @@ class Agreement(NamedTuple):
     one_sided: float
 
 
-def agreement(a_N: Array, b_N: Array) -> Agreement:
+def agreement_of(a_N: Array, b_N: Array) -> Agreement:
     """See `Agreement`. Equal arrays of one value: the correlations are not defined, cosine 1. No trajectories: nothing is."""
     both = ~np.isnan(a_N) & ~np.isnan(b_N)
     a_N, b_N = a_N[both], b_N[both]

@@ -16,6 +16,7 @@ import torch
 from rllm_lightning.config import Config
 from rllm_lightning.trainer.module import CHECKPOINT_KEY
 from rllm_lightning.trainer.policy import Policy
+from rllm_lightning.trainer.resume import is_complete
 
 PREFIX = "policy."
 
@@ -40,10 +41,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise ValueError(f"--checkpoint: {path} is a folder; give a .ckpt file (checkpoints of sharded strategies cannot be replayed)")
     if not path.is_file():
         raise ValueError(f"--checkpoint: there is no file {path}")
+    if not is_complete(path):
+        raise ValueError(f"--checkpoint: {path} is no whole checkpoint")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"--checkpoint: {path} is no whole checkpoint ({' '.join(str(error).split())[:200]})") from error
+    except (pickle.UnpicklingError, RuntimeError) as error:  # objects that are no plain data, or another kind of archive
+        raise ValueError(f"--checkpoint: {path} cannot be read as plain data ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(content, dict) or CHECKPOINT_KEY not in content:
         raise ValueError(f"--checkpoint: {path} is not one of this library's checkpoints")
     return content

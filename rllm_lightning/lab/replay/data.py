@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rllm_lightning.lab.replay.conclusions import caveats, conclusions, relation
 from rllm_lightning.lab.replay.results import Estimate, EstimatorResult, GradientReport, PairResult, Replay
+from rllm_lightning.lab.replay.sentences import caveats, conclusions, relation
 from rllm_lightning.lab.replay.tables import methods
 from rllm_lightning.types import to_plain
 

@@ -124,7 +124,7 @@ def measure_gradients(
     """
     policy = checkpoint.policy
     prepared = [_prepare(batch, advantages) for batch, advantages in batches]
-    num_prompts = sum(len(set(p.prompts)) for p in prepared)
+    num_prompts = sum(part.num_prompts for part in prepared)
     rows = [row for p in prepared for row in p.train.rows]
     if not rows:
         raise ValueError("no gradient can be taken: the batches hold no model call with prompt and response tokens")
@@ -138,23 +138,9 @@ def measure_gradients(
     num_parameters = sum(p.numel() for p in parameters)
     sketch = CountSketch([p.numel() for p in parameters], dimensions, seed, parameters[0].device)
     keep_sums = num_parameters * 4 * len(subjects) <= MAX_SUMS
-    collectors = []
-    for subject in subjects:
-        collector = Collector(parameters, sketch, num_prompts, keep_sums)
-        with_subject = replace(config, rllm=replace(config.rllm, algorithm=subject.algorithm))
-        first = 0
-        for part in prepared:
-            put_advantages(part.batch, part.advantages[subject.label])
-            train = part.train.with_advantages()
-            size = len(set(part.prompts))
-            if train.rows:
-                by_prompt = ByPrompt(policy, [first + prompt for prompt in part.prompts])
-                collector.begin(by_prompt, float(size))
-                with policy.training_mode():
-                    MinibatchUpdate(train.rows, with_subject, by_prompt, collector, UpdateMetrics()).backward()  # type: ignore[arg-type]
-                collector.flush()
-            first += size
-        collectors.append(collector)
+    collectors = [Collector(parameters, sketch, num_prompts, keep_sums) for _ in subjects]
+    for subject, collector in zip(subjects, collectors, strict=True):
+        _collect(subject, prepared, policy, config, collector)
     values, errors = with_errors(
         _products(collectors), np.stack([c.squares_N for c in collectors]), np.stack([c.sketches_NK for c in collectors])
     )
@@ -184,11 +170,31 @@ class _Prepared:
     train: TrainBatch
     prompts: list[int]
 
+    @property
+    def num_prompts(self) -> int:
+        return len(set(self.prompts))
+
 
 def _prepare(batch: Batch, advantages: Mapping[str, StepAdvantages]) -> _Prepared:
     numbers: dict[str, int] = {}
     prompts = [numbers.setdefault(group.task_id, len(numbers)) for group in batch.groups]
     return _Prepared(batch, advantages, make_train_batch(batch.groups), prompts)
+
+
+def _collect(subject: Subject, prepared: Sequence[_Prepared], policy: Any, config: Config, collector: Collector) -> None:
+    """Let `collector` have the gradients of one estimator on all batches. Prompts without a trained row keep a gradient of 0."""
+    config = replace(config, rllm=replace(config.rllm, algorithm=subject.algorithm))
+    first = 0
+    for part in prepared:
+        put_advantages(part.batch, part.advantages[subject.label])
+        rows = part.train.with_advantages().rows
+        if rows:
+            by_prompt = ByPrompt(policy, [first + prompt for prompt in part.prompts])
+            collector.begin(by_prompt, float(part.num_prompts))
+            with policy.training_mode():
+                MinibatchUpdate(rows, config, by_prompt, collector, UpdateMetrics()).backward()  # type: ignore[arg-type]
+            collector.flush()
+        first += part.num_prompts
 
 
 def _score_rows(rows: Sequence[Row], policy: Any, config: Config, on_policy: bool) -> float:

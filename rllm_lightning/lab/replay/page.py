@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rllm_lightning.lab.replay.conclusions import caveats, conclusions, headline
 from rllm_lightning.lab.replay.results import Replay
+from rllm_lightning.lab.replay.sentences import caveats, conclusions, headline
 from rllm_lightning.lab.replay.tables import TextTable, extremes_table, methods, tables_of
 from rllm_lightning.tracking.chart import escape, line_chart
 

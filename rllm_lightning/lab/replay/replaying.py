@@ -18,7 +18,7 @@ import numpy as np
 from rllm_lightning.algorithms.needs import rewards_of
 from rllm_lightning.algorithms.ragged import Ragged
 from rllm_lightning.config import Config, load_config
-from rllm_lightning.lab.replay.agreement import Array, agreement, effective_share, size, zero_share
+from rllm_lightning.lab.replay.agreement import Array, agreement_of, effective_share, size, zero_share
 from rllm_lightning.lab.replay.batches import Batch, read_batches
 from rllm_lightning.lab.replay.episodes import choose_steps, step_files
 from rllm_lightning.lab.replay.results import EstimatorResult, GradientReport, PairResult, Replay, Reproduction
@@ -167,7 +167,7 @@ class _Pass:
             result.dropped.append(float(np.isnan(advantages_N).mean()))
         for pair in self.pairs:
             if pair.a in found and pair.b in found:
-                pair.batches.append(agreement(found[pair.a], found[pair.b]))
+                pair.batches.append(agreement_of(found[pair.a], found[pair.b]))
                 pair.extremes.add(batch, found[pair.a], found[pair.b])
 
     def _reproduce(self, batch: Batch) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rllm_lightning.lab.replay.conclusions import gradient_cosine
 from rllm_lightning.lab.replay.extremes import Extreme
-from rllm_lightning.lab.replay.results import EstimatorResult, GradientReport, PairResult, Replay
-from rllm_lightning.lab.replay.words import estimate, number, percent
+from rllm_lightning.lab.replay.results import Estimate, EstimatorResult, GradientReport, PairResult, Replay
+from rllm_lightning.lab.replay.sentences import gradient_cosine
+from rllm_lightning.lab.replay.words import estimate, firm, number, percent
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ PAIR_COLUMNS: list[tuple[str, Callable[[PairResult], str]]] = [
     ("only one pushes", lambda p: percent(p.mean("one_sided").value)),
     ("batches", lambda p: str(len(p.values("pearson")))),
 ]
-GRADIENT_COLUMNS = {
-    "norm": "norm",
-    "variance of a prompt": "variance",
-    "signal (norm² without noise)": "signal",
-    "signal to noise": "signal_to_noise",
-    "noise scale (prompts)": "noise_scale",
+GRADIENT_COLUMNS: dict[str, tuple[str, Callable[[Estimate], str]]] = {
+    "norm": ("norm", estimate),
+    "variance of a prompt": ("variance", estimate),
+    "signal (norm² without noise)": ("signal", estimate),
+    "signal to noise": ("signal_to_noise", estimate),
+    "noise scale (prompts)": ("noise_scale", firm),
 }
 
 
@@ -62,16 +62,14 @@ def tables_of(replay: Replay) -> list[TextTable]:
 
 def _gradient_tables(replay: Replay, report: GradientReport) -> list[TextTable]:
     rows = [
-        [
-            label,
-            *(estimate(report.estimate(name, index)) for name in GRADIENT_COLUMNS.values()),
-        ]
+        [label, *(show(report.estimate(name, index)) for name, show in GRADIENT_COLUMNS.values())]
         for index, label in enumerate(report.labels)
     ]
     tables = [TextTable(f"Gradients at step {report.step}, {report.num_prompts} prompts", ["estimator", *GRADIENT_COLUMNS], rows)]
     if replay.pairs:
         rows = [
-            [f"{p.a} - {p.b}", *(estimate(gradient_cosine(report, p, name)) for name in ("cosine", "signal_cosine"))] for p in replay.pairs
+            [f"{p.a} - {p.b}", estimate(gradient_cosine(report, p)), firm(gradient_cosine(report, p, "signal_cosine"))]
+            for p in replay.pairs
         ]
         tables.append(TextTable("Agreement of gradients", ["pair", "cosine", "cosine of the signals"], rows))
     return tables

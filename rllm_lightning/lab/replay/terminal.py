@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rllm_lightning.lab.replay.conclusions import caveats, headline, other_conclusions, pair_conclusions
 from rllm_lightning.lab.replay.results import Replay
+from rllm_lightning.lab.replay.sentences import caveats, headline, other_conclusions, pair_conclusions
 from rllm_lightning.lab.replay.tables import TextTable, extremes_table, methods, tables_of
 from rllm_lightning.lab.replay.words import visible
 

@@ -27,6 +27,11 @@ def estimate(found: Estimate) -> str:
     return number(found.value) if not math.isfinite(found.error) else f"{number(found.value)} ± {number(found.error)}"
 
 
+def firm(found: Estimate) -> str:
+    """An estimate that is not worth showing without its error."""
+    return estimate(found) if math.isfinite(found.error) else "beyond measure" if math.isfinite(found.value) else number(found.value)
+
+
 def percent(value: float) -> str:
     """`2.1%`; never 0.0% for what is above 0, nor 100.0% for what is below 1."""
     if math.isnan(value):

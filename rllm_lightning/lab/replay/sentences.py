@@ -156,6 +156,8 @@ def _gradients(replay: Replay) -> Iterator[str]:
         )
         kl = "" if math.isnan(report.drift) else f" (KL {number(report.drift)} a token)"
         yield f"the rollouts of {steps_text(report.steps)} were not drawn from the weights of step {report.step}{kl}; {how}"
+        if used := [step for step in report.steps if step <= report.step]:
+            yield f"those weights were trained on {steps_text(used)} already: some of what there was to learn is gone"
     elif report.drift > LARGE_DRIFT:
         yield f"sampler and trainer disagree on the log-probs of the rollouts (KL {number(report.drift)} a token)"
     weak = [
