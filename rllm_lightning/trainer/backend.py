@@ -22,7 +22,7 @@ import torch
 
 from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
 from rllm_lightning.config import AlgorithmConfig, Config, ConfigError
-from rllm_lightning.models.load import check_model
+from rllm_lightning.models.load import DTYPES, check_model
 from rllm_lightning.registry import ENGINES, ESTIMATORS
 from rllm_lightning.rollout.engine import EngineSetup, RolloutEngine, SamplingParams
 from rllm_lightning.trainer.batch import Row, TrainBatch, make_train_batch, split_minibatches
@@ -31,6 +31,7 @@ from rllm_lightning.trainer.optimization import make_optimizer, schedule_factor,
 from rllm_lightning.trainer.policy import Policy
 from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
 from rllm_lightning.trainer.ranks import Ranks
+from rllm_lightning.trainer.sharded import RolloutReplica, ShardedPolicy, check_sharded, is_sharded, whole
 from rllm_lightning.trainer.update import MinibatchUpdate, UpdateMetrics
 from rllm_lightning.trainer.warm_start import warm_start
 from rllm_lightning.types import Episode
@@ -54,6 +55,7 @@ class LightningBackend(BackendProtocol):
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.engine: RolloutEngine | None = None
+        self.replica: RolloutReplica | None = None  # what is sampled from where the policy is sharded
         self.backward: Callable[..., None] | None = None
         self.ranks = Ranks()
         self.train_dataset: Sequence[dict[str, Any]] = ()
@@ -68,13 +70,15 @@ class LightningBackend(BackendProtocol):
 
     def validate_config(self) -> None:
         check_model(self.cfg.model)
+        check_sharded(self.cfg)
         if "values" in self.needs and self.algorithm.value_coeff <= 0:
             raise ConfigError(
                 ["rllm.algorithm.value_coeff: must be above 0, an estimator of this run needs values and they are learnt by it"]
             )
 
     def build_policy(self) -> Policy:
-        return Policy.from_config(self.cfg, value_head="values" in self.needs)
+        kind = ShardedPolicy if is_sharded(self.cfg) else Policy
+        return kind.from_config(self.cfg, value_head="values" in self.needs)
 
     def configure_optimizers(self, policy: torch.nn.Module) -> Any:
         return make_optimizer(policy, self.cfg.training)
@@ -85,12 +89,14 @@ class LightningBackend(BackendProtocol):
     async def warm_up(self, trainer_state: TrainerState) -> None:
         assert self.policy is not None, "bind() comes first"
         if self.cfg.warm_start.steps > 0:
-            await warm_start(self.policy, self.train_dataset, self.cfg)
+            await warm_start(self.policy.unsharded(), self.train_dataset, self.cfg)
 
     def init_rollout_engine(self, **configs: Any) -> RolloutEngine:
         assert self.policy is not None, "bind() comes first"
+        if isinstance(self.policy, ShardedPolicy):
+            self.replica = self.policy.replica(self._rollout_dtype, self.policy.device)
         setup = EngineSetup(
-            model=self.policy.model,
+            model=self.policy.model if self.replica is None else self.replica.module,
             tokenizer=self.policy.tokenizer,
             train=self._sampling(self.cfg.sampling.train),
             val=self._sampling(self.cfg.sampling.val),
@@ -98,6 +104,12 @@ class LightningBackend(BackendProtocol):
         )
         self.engine = ENGINES.get(self.cfg.rollout_engine.name)(setup, **{**self.cfg.rollout_engine.args, **configs})
         return self.engine
+
+    @property
+    def _rollout_dtype(self) -> torch.dtype | None:
+        """The precision that the engine samples in, where it has a key for it: a replica in that precision needs no copy."""
+        args = self.cfg.rollout_engine.args
+        return DTYPES[args["dtype"]] if "dtype" in args and args["dtype"] is not None else None
 
     def _sampling(self, sampling: Any) -> SamplingParams:
         return SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, self.cfg.data.max_response_length)
@@ -109,7 +121,9 @@ class LightningBackend(BackendProtocol):
     async def on_train_start(self, trainer_state: TrainerState) -> None:
         assert self.policy is not None
         assert self.engine is not None
-        self.engine.on_weights_updated(trainer_state.weight_version)  # it was made before they were loaded or warmed up
+        if isinstance(self.policy, ShardedPolicy) and trainer_state.global_step == 0 and self.cfg.warm_start.steps > 0:
+            self.policy.take_over()
+        self._update_rollout_weights(trainer_state.weight_version)  # the engine was made before they were loaded or warmed up
         if self.algorithm.kl_beta > 0:
             self.policy.keep_reference()
         total = trainer_state.total_steps * self.cfg.training.num_minibatches * self.cfg.training.num_epochs_per_batch
@@ -245,16 +259,21 @@ class LightningBackend(BackendProtocol):
         if steps:
             self.optimizer.zero_grad(set_to_none=True)
             trainer_state.weight_version += 1
-            assert self.engine is not None
-            self.engine.on_weights_updated(trainer_state.weight_version)
+            self._update_rollout_weights(trainer_state.weight_version)
+
+    def _update_rollout_weights(self, version: int) -> None:
+        assert self.engine is not None
+        if self.replica is not None:
+            self.replica.refresh()
+        self.engine.on_weights_updated(version)
 
     def _clip(self) -> torch.Tensor:
         """The global gradient norm before clipping."""
         parameters = [p for p in self.policy.parameters() if p.grad is not None]  # type: ignore[union-attr]
-        limit = self.cfg.training.max_grad_norm
-        if limit > 0:
-            return torch.nn.utils.clip_grad_norm_(parameters, limit)
-        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        if (limit := self.cfg.training.max_grad_norm) > 0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm
 
 
 def _attach_greedy_rewards(episodes: Sequence[Episode], greedy: Sequence[Episode]) -> None:

@@ -44,6 +44,7 @@ from rllm_lightning.trainer.precision import AUTO, MIXED, choose_precision
 from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
 from rllm_lightning.trainer.ranks import Ranks, merge
 from rllm_lightning.trainer.resume import changed_keys, plain
+from rllm_lightning.trainer.sharded import ShardedPolicy, ShardedStrategy
 from rllm_lightning.trainer.watch import RankWatch
 from rllm_lightning.types import Episode, TerminationReason
 from rllm_lightning.workflows.engine import UnifiedWorkflowEngine
@@ -125,6 +126,8 @@ class UnifiedLightningModule(L.LightningModule):
             self.policy = self.backend.build_policy()
             if self.config.lightning.precision == AUTO:
                 self._settle_precision()
+            if isinstance(self.trainer.strategy, ShardedStrategy):
+                self.trainer.strategy.shard(self.policy, self.ranks)
 
     def train_dataloader(self) -> Any:
         tasks = self.train_dataset if len(self.train_dataset) else self.val_dataset  # val_only; Lightning skips a fit without batches
@@ -364,7 +367,8 @@ class UnifiedLightningModule(L.LightningModule):
 
     def save_model(self) -> None:
         """The trained model in Hugging Face format."""
-        if self.ranks.is_first and self.run_directory is not None and hasattr(self.policy, "save"):
+        takes_part = self.ranks.is_first or isinstance(self.policy, ShardedPolicy)  # whose weights are with all ranks
+        if takes_part and self.run_directory is not None and hasattr(self.policy, "save"):
             folder = self.run_directory.checkpoints / "model"
             self.policy.save(folder)  # type: ignore[operator,union-attr]
             for tracker in self._trackers():

@@ -12,9 +12,9 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,7 @@ from rllm_lightning.types import Step
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Scores:
+class Scores(NamedTuple):
     """What the policy says of the response tokens of a micro-batch: [B, T] each, 0 in padding, float32.
 
     `logprobs` under the training temperature; `entropies` of the same distribution; `values` where there is a value head.
@@ -198,9 +197,18 @@ class Policy(nn.Module):
         finally:
             self.train(former)
 
+    def unsharded(self) -> Policy:
+        """The policy with all of its weights in this process."""
+        return self
+
     def save(self, folder: Path) -> None:
         """Write model and tokenizer in Hugging Face format (safetensors); adapters are merged into the weights."""
-        model = copy.deepcopy(self.model).merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
+        self.write(self.model, folder)
+
+    def write(self, model: Any, folder: Path) -> None:
+        """`save` of another model of this kind."""
+        if hasattr(model, "merge_and_unload"):
+            model = copy.deepcopy(model).merge_and_unload()
         with _no_progress_bars():
             model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

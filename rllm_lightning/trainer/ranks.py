@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from rllm_lightning.trainer.batch import Row
 
@@ -70,10 +71,11 @@ class Ranks:
         return values[0]
 
     def send_weights(self, module: nn.Module | None) -> None:
-        """Give all ranks the first one's parameters and buffers."""
+        """Give all ranks the first one's parameters and buffers. Sharded ones stay: each rank has a part of its own."""
         if self.world_size > 1 and module is not None:
             for tensor in module.state_dict().values():
-                dist.broadcast(tensor, src=0)
+                if not isinstance(tensor, DTensor):
+                    dist.broadcast(tensor, src=0)
 
     def share(self, items: Sequence[T]) -> list[T]:
         """Those of this rank: every `world_size`-th."""

@@ -44,6 +44,7 @@ from rllm_lightning.trainer.precision import AUTO, FULL
 from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
 from rllm_lightning.trainer.ranks import TIMEOUT
 from rllm_lightning.trainer.resume import checkpoint_to_resume, is_finished, run_directory_of, without_resume
+from rllm_lightning.trainer.sharded import ShardedStrategy, is_sharded
 from rllm_lightning.types import Step, Trajectory, TrajectoryGroup
 from rllm_lightning.workflows.engine import check_workflow_args
 from rllm_lightning.workflows.single_turn import SingleTurnWorkflow
@@ -58,7 +59,7 @@ EXPECTED_WARNINGS = (
     "You're resuming from a checkpoint that ended before the epoch ended",
     r".*isinstance\(treespec, LeafSpec\)",
 )
-SHARDED = ("fsdp", "deepspeed", "model_parallel")  # beginnings of the names of strategies
+REFUSED = ("fsdp", "deepspeed")  # beginnings of the names of strategies
 
 
 class UnifiedTrainer:
@@ -380,8 +381,9 @@ def _lightning_trainer(config: Config) -> L.Trainer:
         ConfigError: Lightning refuses what stands under `lightning`.
     """
     settings = config.lightning
-    if settings.strategy.startswith(SHARDED):
-        raise ConfigError([f"lightning.strategy: {settings.strategy!r} shards the model, which is not supported; use ddp"])
+    sharded = is_sharded(config)
+    if settings.strategy.startswith(REFUSED) and not sharded:
+        raise ConfigError([f"lightning.strategy: {settings.strategy!r} is not supported; use fsdp2 to shard the model, else ddp"])
     plugins: list[Any] = [AtomicCheckpointIO()]
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # its requeue saves in the middle of a batch
@@ -390,7 +392,7 @@ def _lightning_trainer(config: Config) -> L.Trainer:
             accelerator=settings.accelerator,
             devices=settings.devices,
             num_nodes=settings.num_nodes,
-            strategy=settings.strategy,
+            strategy=ShardedStrategy() if sharded else settings.strategy,
             precision=FULL if settings.precision == AUTO else settings.precision,  # type: ignore[arg-type]
             plugins=plugins,
             logger=False,
@@ -406,8 +408,8 @@ def _lightning_trainer(config: Config) -> L.Trainer:
         reason = " ".join(str(error).split())
         raise ConfigError([f"lightning.devices, .accelerator, .strategy or .precision: Lightning refuses {settings}: {reason}"]) from error
     if trainer.world_size > 1:
-        if not isinstance(trainer.strategy, DDPStrategy):
-            raise ConfigError([f"lightning.strategy: {settings.strategy!r} is not supported with several processes; use ddp"])
+        if not isinstance(trainer.strategy, DDPStrategy | ShardedStrategy):
+            raise ConfigError([f"lightning.strategy: {settings.strategy!r} is not supported with several processes; use ddp or fsdp2"])
         trainer.strategy._timeout = TIMEOUT
         trainer.strategy._launcher = None  # see `launch.py`
     # signals are ours: Lightning's SIGTERM handler starts a collective operation from within the handler, and hangs in another

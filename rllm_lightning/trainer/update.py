@@ -134,11 +134,13 @@ class MinibatchUpdate:
         loss = torch.zeros((), dtype=torch.float64)
         mine = self.ranks.share_rows(self.rows)
         self._compare_all_tokens(mine)
+        micro = None
         for micro, last in _marking_the_last(self.policy.micro_batches(mine, self.config.training.micro_batch_tokens)):
-            share = self._loss(micro, self.policy(micro))
+            scores = self.policy(micro)
+            share = self._loss(micro, scores) if micro.rows else _no_loss(scores)
             self.call_backward(share * self.ranks.world_size, sync=last)
             loss = loss + share.detach().double().cpu()
-        if not mine:  # the other ranks wait for this one's gradient
+        if micro is None:  # the other ranks wait for this one's gradient
             self.call_backward(sum((p * 0.0).sum() for p in self.policy.parameters() if p.requires_grad), sync=True)
         self.metrics.losses.append(loss)
 
@@ -152,7 +154,8 @@ class MinibatchUpdate:
         found: dict[int, list[float]] = {}
         with torch.no_grad():
             for micro in self.policy.micro_batches(mine, self.config.training.micro_batch_tokens):
-                for row, values in zip(micro.rows, self.policy(micro).logprobs.tolist(), strict=True):
+                logprobs_BT = self.policy(micro).logprobs.tolist()
+                for row, values in zip(micro.rows, logprobs_BT, strict=False):  # an idle pass has no rows
                     found[number[id(row)]] = values[: len(row.response_ids)]
         present = {index: values for part in self.ranks.gather(found) for index, values in part.items()}
         dtype = torch.promote_types(self.policy.model.dtype, torch.float32)
@@ -257,6 +260,12 @@ class MinibatchUpdate:
         error_BT = (values_BT - micro.padded(targets, values_BT.dtype)).square() * micro.mask_BT
         self.metrics.add("actor", {"value_loss": error_BT.detach()}, micro.mask_BT, num_tokens)
         return self.algorithm.value_coeff * self.mean_weight * error_BT.sum()
+
+
+def _no_loss(scores: Scores) -> Tensor:
+    """Zero, with a gradient of zero in every parameter that a loss has one in."""
+    loss = (scores.logprobs * 0.0).sum()
+    return loss if scores.values is None else loss + (scores.values * 0.0).sum()
 
 
 def _marking_the_last(micros: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, bool]]:

@@ -15,6 +15,7 @@ import torch
 
 from rllm_lightning.config import load_config
 from rllm_lightning.trainer.backend import LightningBackend
+from rllm_lightning.trainer.sharded import whole
 from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
 from rllm_lightning.types import TerminationEvent, TerminationReason, to_plain
 from rllm_lightning.workflows.single_turn import SingleTurnWorkflow
@@ -94,7 +95,7 @@ def run(case, folder):
     trainer.fit()
     run, state = trainer.run_directory, trainer.module.trainer_state
     return {
-        "weights": {name: value.clone() for name, value in trainer.module.policy.state_dict().items()},
+        "weights": {name: whole(value).clone() for name, value in trainer.module.policy.state_dict().items()},
         "rows": run.metrics_csv.read_text() if run.metrics_csv.exists() else "",
         "episodes": {path.name: path.read_text() for path in sorted(run.episodes.glob("*.jsonl"))},
         "state": to_plain(state.extra_info),

@@ -634,7 +634,7 @@ def test_a_users_grouping_is_used(fit):
     assert run.rows[0]["groups/max_group_size"] == 8
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp", "deepspeed_stage_2", "model_parallel"])
-def test_strategies_that_shard_the_model_are_refused(make_trainer, strategy):
-    with pytest.raises(ConfigError, match=r"lightning\.strategy: .* shards the model"):
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2"])
+def test_other_strategies_that_shard_the_model_are_refused(make_trainer, strategy):
+    with pytest.raises(ConfigError, match=r"lightning\.strategy: .* use fsdp2 to shard the model, else ddp"):
         make_trainer(f"lightning.strategy={strategy}", "lightning.accelerator=cpu", "lightning.devices=2")
