@@ -51,8 +51,15 @@ def is_sharded(config: Config) -> bool:
 
 def check_sharded(config: Config) -> None:
     """Refuse what does not go together with sharding. Raises `ConfigError`."""
-    if is_sharded(config) and config.model.compile:
-        raise ConfigError([f"model.compile: must be false with lightning.strategy={config.lightning.strategy}"])
+    if not is_sharded(config):
+        return
+    problems, strategy = [], f"lightning.strategy={config.lightning.strategy}"
+    if config.model.compile:
+        problems.append(f"model.compile: must be false with {strategy}")
+    if config.lightning.precision in ("bf16-true", "16-true"):  # Lightning would convert what is sharded already
+        problems.append(f"lightning.precision: {config.lightning.precision} does not go with {strategy}; set model.dtype instead")
+    if problems:
+        raise ConfigError(problems)
 
 
 # -------------------------------------------------------------------------------------------------------- whole tensors

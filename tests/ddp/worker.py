@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from rllm_lightning.config import load_config
+from rllm_lightning.registry import register_rollout_engine
+from rllm_lightning.rollout.hf import HFEngine
 from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.sharded import whole
 from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
@@ -84,6 +87,42 @@ class Complete(Informed):
     lost = 0.0
 
 
+@register_rollout_engine("uneven")
+class Uneven(HFEngine):
+    """Every answer of the first rank ends at its third token, every answer of another at its sixtieth."""
+
+    ENDS = (3, 60)
+
+    def _make_decoder(self, model):
+        return EndsAt(super()._make_decoder(model), sorted(self._stop_ids), self.ENDS[RANK])
+
+
+class EndsAt:
+    """A decoder for rows that join at once: before token number `length` none can end, there all must."""
+
+    def __init__(self, decoder, stop_ids, length):
+        self.decoder, self.stop_ids, self.length, self.count = decoder, stop_ids, length, 0
+
+    def __getattr__(self, name):
+        return getattr(self.decoder, name)
+
+    def advance(self, tokens, prompts):
+        logits_BV = self.decoder.advance(tokens, prompts).clone()
+        self.count = 1 if prompts else self.count + 1
+        if self.count < self.length:
+            logits_BV[:, self.stop_ids] = -torch.inf
+        else:
+            logits_BV[:, self.stop_ids] += 1e4
+        return logits_BV
+
+
+def held(parameters):
+    """The share of the weights that is in this process."""
+    parameters = list(parameters)
+    local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in parameters]
+    return sum(part.numel() for part in local) / sum(parameter.numel() for parameter in parameters)
+
+
 KINDS = {"informed": Informed, "sparse": Sparse, "complete": Complete}
 
 
@@ -96,6 +135,7 @@ def run(case, folder):
     run, state = trainer.run_directory, trainer.module.trainer_state
     return {
         "weights": {name: whole(value).clone() for name, value in trainer.module.policy.state_dict().items()},
+        "held": held(trainer.module.policy.parameters()),
         "rows": run.metrics_csv.read_text() if run.metrics_csv.exists() else "",
         "episodes": {path.name: path.read_text() for path in sorted(run.episodes.glob("*.jsonl"))},
         "state": to_plain(state.extra_info),
