@@ -2,6 +2,8 @@
 
 import gc
 import math
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -35,6 +37,13 @@ def test_groups_of_different_sizes_make_rloo_more_than_a_factor(tmp_path):
     dot, rloo, dr_grpo = 1 + 0.75 + 0.25, 3 + 1 / 3, 0.5 + 0.75
     assert pair.batches[0].pearson == pytest.approx(dot / math.sqrt(rloo * dr_grpo))
     assert relation(pair) == "similar"  # .9798
+
+
+def test_the_lab_exports_it_and_importing_it_loads_no_torch():
+    names = "Replay, print_replay, replay_data, replay_page, replay_run"
+    source = f"import sys; from rllm_lightning.lab import {names}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_the_same_estimator_twice_is_the_same(tmp_path, register):
@@ -141,11 +150,12 @@ def test_what_a_model_call_holds_twice_is_held_once(tmp_path):
     assert step.response_ids == [2, 3]
 
 
-def test_the_advantages_that_the_run_wrote_down_come_out_again(tmp_path):
+def test_the_advantages_that_the_run_wrote_down_come_out_again(tmp_path, caplog):
     right = [make_episode("a", i, r, advantage=a) for i, (r, a) in enumerate([(1, 1.0), (0, -1.0)])]
     run = ["rllm.algorithm.adv_estimator=rloo"]
     found = replay_run(make_log(tmp_path, [right], *run), ["grpo"]).reproduction
     assert (found.num_batches, found.num_steps, found.worst) == (1, 2, 0)
+    assert caplog.records == []  # what was written is taken off first: nothing is overwritten
     wrong = [make_episode("a", i, r, advantage=a) for i, (r, a) in enumerate([(1, 1.0), (0, -0.5)])]
     replay = replay_run(make_log(tmp_path, [wrong], *run), ["grpo"])
     assert replay.reproduction.worst == pytest.approx(0.5)

@@ -97,7 +97,7 @@ class Page(HTMLParser):
 def evil(tmp_path):
     """Tasks and answers that are markup, an emoji's name, and orders to a terminal."""
     episodes = [make_episode(f"t:{EVIL}", i, r, length=n, text=EVIL) for i, (r, n) in enumerate([(1, 1), (0, 50)])]
-    return replay_run(make_log(tmp_path, [episodes]), ["opo", "dr_grpo", "remax"])
+    return replay_run(make_log(tmp_path, [episodes]), ["opo", "dr_grpo"])
 
 
 def test_what_comes_from_episodes_is_text_on_the_page(evil):
@@ -112,8 +112,7 @@ def test_what_comes_from_episodes_is_text_on_the_page(evil):
 def test_what_comes_from_episodes_is_text_in_the_terminal(evil, capsys):
     print_replay(evil, Console(width=400))
     out = capsys.readouterr().out
-    assert ":train:" in out  # no emoji
-    assert "[red]" in out  # no colour
+    assert "</script>[red]:train:" in out  # no emoji, no colour
     assert "\x1b" not in out
     assert "\u202e" not in out
 

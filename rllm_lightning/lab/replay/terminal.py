@@ -25,7 +25,8 @@ def print_replay(replay: Replay, console: Console) -> None:
     # Text, not markup: a task's name may look like markup or like an emoji's
     console.print(Text(headline(replay), style="bold"))
     pairs = pair_conclusions(replay)
-    more = [f"and {len(pairs) - MAX_PAIRS} more pairs in the table below"] if len(pairs) > MAX_PAIRS else []
+    num_more = len(pairs) - MAX_PAIRS
+    more = [f"and {num_more} more pair{'s' * (num_more > 1)} in the table below"] if num_more > 0 else []
     for sentence in [*pairs[:MAX_PAIRS], *more, *other_conclusions(replay)]:
         console.print(Text(f"  - {visible(sentence, MAX_SENTENCE)}"))
     for sentence in caveats(replay):

@@ -23,8 +23,10 @@ def number(value: float) -> str:
 
 
 def estimate(found: Estimate) -> str:
-    """`0.988 ± 0.001`; without an error the value alone."""
-    return number(found.value) if not math.isfinite(found.error) else f"{number(found.value)} ± {number(found.error)}"
+    """`0.988 ± 0.001`; without an error the value alone. An error that is but rounding is 0."""
+    if not math.isfinite(found.error):
+        return number(found.value)
+    return f"{number(found.value)} ± {number(found.error) if found.error > 1e-9 * abs(found.value) else '0'}"
 
 
 def firm(found: Estimate) -> str:
