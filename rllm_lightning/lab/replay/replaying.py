@@ -98,7 +98,6 @@ class _Pass:
             path=run.path,
             own=" + ".join(own_names(algorithm)),
             loss=" + ".join(dict.fromkeys(algorithm.loss_of(role) for role in ("", *algorithm.estimator_map, *algorithm.loss_fn_map))),
-            known_steps=0,
         )
         if algorithm.use_precomputed_advantage:
             self.replay.reproduction.problem = "the run used advantages that its workflow made"
@@ -119,7 +118,6 @@ class _Pass:
                 self._look_at(batch)
             del batch  # before the next is read: memory is that of one
         replay = self.replay
-        replay.known_steps = len(files)
         replay.estimators = [result for label, result in self.results.items() if label not in replay.failures]
         replay.pairs = [pair for pair in self.pairs if not {pair.a, pair.b} & set(replay.failures)]
         if gaps := sorted(set(range(min(files), max(files) + 1)) - set(files)):

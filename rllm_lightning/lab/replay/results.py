@@ -115,7 +115,6 @@ class Replay:
     path: Path
     own: str
     loss: str
-    known_steps: int
     steps: list[int] = field(default_factory=list)
     empty: list[int] = field(default_factory=list)
     unusable: dict[int, str] = field(default_factory=dict)
