@@ -123,7 +123,7 @@ class LightningConfig:
     accelerator: str = "auto"
     devices: int | str | list[int] = "auto"  # number of processes a node, or a list of device indices
     num_nodes: int = 1
-    strategy: str = "auto"
+    strategy: str = "auto"  # auto (ddp where there are several processes), fsdp2 (shard the model), or one of Lightning's names of ddp
     precision: str = "auto"  # of the update's matrix products: auto (bf16-mixed where the hardware is made for it), or one of Lightning's
 
 

@@ -101,7 +101,8 @@ class BackendProtocol(ABC):
         """Called when Lightning has placed and wrapped the policy, before `on_train_start`.
 
         `backward(loss, sync=True)` adds a gradient. The gradients of all ranks are averaged at a call with `sync`, of which every
-        rank makes exactly one for each optimizer step: the last one.
+        rank makes exactly one for each optimizer step: the last one. Those of a sharded policy are averaged at every call, of which
+        all ranks make equally many.
         """
 
     async def warm_up(self, trainer_state: TrainerState) -> None:

@@ -202,7 +202,8 @@ class ShardedPolicy(Policy):
             fully_shard(policy, mesh=mesh, reshard_after_forward=True)  # at rest every parameter is sharded, whatever ran last
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:
-        """As many on each rank: those that have fewer get some without rows, to be computed for the others' sake."""
+        """As many on each rank: those that have fewer get some without rows, to be computed for the others' sake. All are laid out
+        before the first is computed, so that they can be counted."""
         own = list(super().micro_batches(rows, max_tokens))
         num_idle = max(self._ranks.gather(len(own))) - len(own)
         yield from own

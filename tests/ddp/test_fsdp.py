@@ -29,7 +29,7 @@ VARIANTS = {  # name -> (overrides, workflow, limit)
         EXACT,
     ),
     "adamw-clipped": (["training.optimizer=adamw", "training.learning_rate=1e-4", "training.max_grad_norm=0.01"], "informed", EXACT),
-    "warm-start": (["warm_start.steps=2", "warm_start.batch_size=2"], "informed", EXACT),
+    "warm-start": (["warm_start.steps=2", "warm_start.batch_size=2", KL], "informed", EXACT),
     "adapters": ([*TINY, "model.lora_rank=2", KL], "informed", SINGLE),
     "recomputed": (["model.gradient_checkpointing=true", "rollout_engine.fast=false"], "informed", EXACT),
 }
@@ -41,6 +41,8 @@ LONG = [
     "training.num_minibatches=2",
     "training.optimizer=adamw",
     "training.learning_rate=1e-3",
+    "warm_start.steps=1",  # which the reference policy has behind it too
+    "warm_start.batch_size=2",
     KL,
 ]
 HALF = [*LONG, "rllm.trainer.total_batches=2"]
