@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -115,14 +114,13 @@ def trackio_tracker(config: Config, run: RunDirectory) -> Tracker:
     return ForeignTracker(config, run, lambda step: TrackioLogger(config, run))
 
 
-class TrackioLogger(Logger):
-    """Trackio as a Lightning logger. It takes the parameters when a run is made, so that `log_hyperparams` has nothing to do."""
+class TrackioLogger(Tracker):
+    """Trackio as a Lightning logger."""
 
     def __init__(self, config: Config, run: RunDirectory):
-        super().__init__()
+        super().__init__(run)
         import trackio
 
-        self.run = run
         self.experiment = trackio.init(
             project=safe_name(config.rllm.trainer.project_name),
             name=run.path.name,
@@ -132,19 +130,8 @@ class TrackioLogger(Logger):
             embed=False,
         )
 
-    @property
-    def name(self) -> str:
-        return self.run.path.name
-
-    @property
-    def version(self) -> str:
-        return self.run.id
-
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.experiment.log(dict(metrics), step=step)
-
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing; see above."""
 
     def finalize(self, status: str) -> None:
         self.experiment.finish()

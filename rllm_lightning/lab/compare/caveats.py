@@ -17,7 +17,8 @@ from rllm_lightning.lab.compare.measures import MEASURES
 from rllm_lightning.lab.compare.results import Comparison, PairResult
 from rllm_lightning.lab.compare.runs import SOFTWARE, Run
 from rllm_lightning.lab.compare.statistics import is_constant
-from rllm_lightning.lab.compare.words import MAX_SHOWN, count_runs, listed, number, seed_range
+from rllm_lightning.lab.compare.words import count_runs, number, seed_range
+from rllm_lightning.lab.words import MAX_SHOWN, listed
 
 MIN_SEEDS = 3  # below it nothing is concluded
 NEAR_END = 0.06  # of a share: as measured by `coverage` for Beta(40, 2), whose mean is 0.952

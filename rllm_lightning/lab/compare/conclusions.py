@@ -13,7 +13,8 @@ from typing import Literal
 from rllm_lightning.lab.compare.caveats import MIN_SEEDS, confounds
 from rllm_lightning.lab.compare.results import Comparison, PairResult
 from rllm_lightning.lab.compare.statistics import ALPHA, MAX_SEEDS, POWER, Interval
-from rllm_lightning.lab.compare.words import interval, listed, number, p_text
+from rllm_lightning.lab.compare.words import interval, number, p_text
+from rllm_lightning.lab.words import listed
 
 Verdict = Literal["too few seeds", "told apart", "about equal", "undecided"]
 MAX_SENTENCES = 3  # pairs that are each told of; above it a sentence sums up

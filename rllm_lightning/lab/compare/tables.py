@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rllm_lightning.lab.compare.conclusions import verdict_of
 from rllm_lightning.lab.compare.results import Comparison, GroupResult, PairResult
 from rllm_lightning.lab.compare.statistics import LEVEL, NUM_RESAMPLES
-from rllm_lightning.lab.compare.words import NOTHING, chance, count, interval, number, p_text, seed_range
+from rllm_lightning.lab.compare.words import chance, count, interval, number, p_text, seed_range
+from rllm_lightning.lab.text_table import TextTable
+from rllm_lightning.lab.words import NOTHING
 
 NAMES = {"final": "final", "best": "best", "auc": "area under curve"}
-
-
-@dataclass(frozen=True)
-class TextTable:
-    title: str
-    head: list[str]
-    rows: list[list[str]]
 
 
 def tables_of(comparison: Comparison) -> list[TextTable]:

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from rllm_lightning.lab.compare.results import Comparison
 from rllm_lightning.lab.compare.tables import headline, methods, tables_of
+from rllm_lightning.lab.text_table import print_table
 
 MAX_CONCLUSIONS = 7  # the page and the data hold the rest
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print all of it."""
-    console.print(f"[bold]{escape(headline(comparison))}[/bold]", highlight=False)
+    """Print all of it, as text and never as markup."""
+    console.print(Text(headline(comparison), style="bold"))
     shown = comparison.conclusions[:MAX_CONCLUSIONS]
     for sentence in shown:
-        console.print(f"  - {escape(sentence)}", highlight=False)
+        console.print(Text(f"  - {sentence}"))
     if len(comparison.conclusions) > len(shown):
-        console.print(f"  - and {len(comparison.conclusions) - len(shown)} more pairs in the table below", highlight=False)
+        console.print(Text(f"  - and {len(comparison.conclusions) - len(shown)} more pairs in the table below"))
     for sentence in comparison.caveats:
-        console.print(f"[bold yellow]![/bold yellow] {escape(sentence)}", highlight=False)
+        console.print(Text.assemble(("! ", "bold yellow"), sentence))
     console.print()
-    for content in tables_of(comparison):
-        table = Table(title=escape(content.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in content.head:
-            table.add_column(escape(name), overflow="fold")
-        for row in content.rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
+    for table in tables_of(comparison):
+        print_table(table, console)
     for sentence in methods(comparison):
-        console.print(f"[dim]{escape(sentence)}[/dim]", highlight=False)
+        console.print(Text(sentence, style="dim"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from rllm_lightning.lab.compare.statistics import Interval
-
-MAX_SHOWN = 6  # keys, values or names in one sentence
-NOTHING = "–"
+from rllm_lightning.lab.words import NOTHING, listed
 
 
 def number(value: float) -> str:
@@ -43,15 +41,8 @@ def chance(probability: float) -> str:
 def p_text(p: float) -> str:
     """`= 0.034`, `< 0.001`; `–` where there is none."""
     if math.isnan(p):
-        return "–"
+        return NOTHING
     return "< 0.001" if p < 0.001 else f"= {p:.2g}"
-
-
-def listed(items: Iterable[str], separator: str = ", ") -> str:
-    """The items, or the first of them and how many more there are."""
-    items = list(items)
-    more = [f"and {len(items) - MAX_SHOWN} more"] if len(items) > MAX_SHOWN else []
-    return separator.join([*items[:MAX_SHOWN], *more])
 
 
 def count_runs(number: int) -> str:

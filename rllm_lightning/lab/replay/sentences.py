@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterator
 
 from rllm_lightning.lab.replay.results import Estimate, GradientReport, PairResult, Replay
-from rllm_lightning.lab.replay.words import estimate, listed, number, percent, steps_text
+from rllm_lightning.lab.replay.words import estimate, number, percent, steps_text
+from rllm_lightning.lab.words import listed
 
 NEARLY, SIMILAR = 0.99, 0.9  # correlations from which two estimators are called so
 EXACT = 1e-9  # relative; what differs less is the same

@@ -6,20 +6,12 @@ To add a column: a pair of its heading and a function in `ESTIMATOR_COLUMNS`, `P
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rllm_lightning.lab.replay.extremes import Extreme
 from rllm_lightning.lab.replay.results import Estimate, EstimatorResult, GradientReport, PairResult, Replay
 from rllm_lightning.lab.replay.sentences import gradient_cosine
 from rllm_lightning.lab.replay.words import estimate, firm, number, percent
-
-
-@dataclass(frozen=True)
-class TextTable:
-    title: str
-    head: list[str]
-    rows: list[list[str]]
-
+from rllm_lightning.lab.text_table import TextTable
 
 ESTIMATOR_COLUMNS: list[tuple[str, Callable[[EstimatorResult], str]]] = [
     ("estimator", lambda r: r.label),

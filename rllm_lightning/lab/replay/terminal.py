@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rllm_lightning.lab.replay.results import Replay
 from rllm_lightning.lab.replay.sentences import caveats, headline, other_conclusions, pair_conclusions
-from rllm_lightning.lab.replay.tables import TextTable, extremes_table, methods, tables_of
+from rllm_lightning.lab.replay.tables import extremes_table, methods, tables_of
 from rllm_lightning.lab.replay.words import visible
+from rllm_lightning.lab.text_table import TextTable, print_table
 
 MAX_PAIRS = 5  # in words; the page and the data hold the rest
 MAX_SENTENCE = 1000
@@ -33,20 +32,11 @@ def print_replay(replay: Replay, console: Console) -> None:
         console.print(Text.assemble(("! ", "bold yellow"), visible(sentence, MAX_SENTENCE)))
     console.print()
     for table in tables_of(replay):
-        _print_table(table, console)
+        print_table(table, console)
     apart = [pair for pair in replay.pairs if pair.extremes.largest()]
     if apart:
         most = min(apart, key=lambda pair: (math.isnan(value := pair.mean("pearson").value), value))
         table = extremes_table(most, lambda text: visible(text, MAX_TEXT))
-        _print_table(TextTable(table.title, table.head, table.rows[:MAX_EXTREMES]), console)
+        print_table(TextTable(table.title, table.head, table.rows[:MAX_EXTREMES]), console)
     for sentence in methods(replay):
         console.print(Text(sentence, style="dim"))
-
-
-def _print_table(content: TextTable, console: Console) -> None:
-    table = Table(title=Text(content.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in content.head:
-        table.add_column(Text(name), overflow="fold")
-    for row in content.rows:
-        table.add_row(*map(Text, row))
-    console.print(table)

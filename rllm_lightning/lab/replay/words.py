@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rllm_lightning.lab.replay.results import Estimate
-
-NOTHING = "–"
-MAX_SHOWN = 6  # names or steps in one sentence
+from rllm_lightning.lab.words import NOTHING, listed
 
 
 def number(value: float) -> str:
@@ -41,12 +39,6 @@ def percent(value: float) -> str:
     if 0 < value < 0.0005:
         return "<0.1%"
     return ">99.9%" if 0.9995 <= value < 1 else f"{100 * value:.1f}%"
-
-
-def listed(items: Iterable[str]) -> str:
-    """The items, or the first of them and how many more there are."""
-    items = list(items)
-    return ", ".join([*items[:MAX_SHOWN], *([f"and {len(items) - MAX_SHOWN} more"] if len(items) > MAX_SHOWN else [])])
 
 
 def steps_text(steps: Sequence[int]) -> str:
