@@ -235,6 +235,13 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def no_such_argument(path: str, owner: str, known: Sequence[str]) -> str:
+    """What to say of a keyword, the last part of `path`, that a function or class does not take."""
+    near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return f"{path}: {owner} has no such argument{hint} it has: {', '.join(known) or 'none'}"
+
+
 def _unknown_key(key: str, path: str, leaves: Mapping[str, Leaf], root: type, name: Any) -> str:
     """The message for a key that is not there, with the nearest one: here, anywhere, or of the same last part."""
     full = f"{path}{key}"

@@ -115,8 +115,10 @@ def kl_cov(
 ) -> tuple[Tensor, Metrics]:
     """KL-Cov: the share `fraction` of tokens (at least one a call) whose `covariance` is highest is pulled to the old policy.
 
-    The pull is |logρ|, as in the authors' code; it and its gradient are 0 at ρ = 1. The paper takes `fraction` 2e-3 for a model of
-    7B parameters and 2e-4 for 32B. Ties go to the earlier token.
+    The pull is |logρ|, as in the authors' code; it and its gradient are 0 at ρ = 1, which rounding seldom leaves at exactly 1: a |logρ|
+    below the root of the dtype's precision counts as 0, or a token that did not move would be pulled with full force in the
+    direction of a rounding error. The paper takes `fraction` 2e-3 for a model of 7B parameters and 2e-4 for 32B. Ties
+    go to the earlier token.
 
     Metrics: `kl_frac` share of tokens that were pulled.
     """
@@ -126,7 +128,8 @@ def kl_cov(
     first_N = torch.arange(cov_N.numel(), device=cov_N.device) < _share_of(mask_BT, fraction)
     picked_BT = torch.zeros_like(first_N).scatter(0, highest_first_N, first_N).view_as(mask_BT) & mask_BT
     loss_BT = -bounded_exp(log_ratio_BT) * advantages_BT
-    return torch.where(picked_BT, loss_BT + coef * log_ratio_BT.abs(), loss_BT), {"kl_frac": picked_BT}
+    moved_BT = log_ratio_BT.abs() > torch.finfo(log_ratio_BT.dtype).eps ** 0.5
+    return torch.where(picked_BT & moved_BT, loss_BT + coef * log_ratio_BT.abs(), loss_BT), {"kl_frac": picked_BT}
 
 
 @register_policy_loss(

@@ -184,3 +184,21 @@ def _summary(at: str, values: Array) -> dict[str, float]:
     x, (unit,) = Ragged.of([values]).in_units()
     stats = {"mean": x.mean_G, "std": x.std_G(), "max": x.max_G, "min": x.min_G}
     return {f"{at}/{name}": float(value[0] * unit) for name, value in stats.items()}
+
+
+def validation_score(metrics: dict[str, float]) -> float:
+    """The mean over the data sources of `val/*/pass@1`; what `best.ckpt` is the best in."""
+    scores = [value for key, value in metrics.items() if key.startswith("val/") and key.endswith("/pass@1")]
+    return sum(scores) / len(scores) if scores else -math.inf
+
+
+def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What was sampled: `rollout/num_response_tokens` (all), `rollout/num_model_calls`, and over the model calls
+    `rollout/response_length/mean|max` (tokens) and `rollout/prompt_length/mean|max`."""
+    steps = [step for episode in episodes for trajectory in episode.trajectories for step in trajectory.steps]
+    lengths = {"response_length": [len(step.response_ids) for step in steps], "prompt_length": [len(step.prompt_ids) for step in steps]}
+    metrics = {"rollout/num_response_tokens": float(sum(lengths["response_length"])), "rollout/num_model_calls": float(len(steps))}
+    for name, values in lengths.items():
+        if values:
+            metrics |= {f"rollout/{name}/mean": sum(values) / len(values), f"rollout/{name}/max": float(max(values))}
+    return metrics

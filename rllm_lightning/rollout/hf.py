@@ -15,8 +15,7 @@ import asyncio
 import logging
 from typing import Any
 
-import torch
-
+from rllm_lightning.models.load import DTYPES
 from rllm_lightning.registry import register_rollout_engine
 from rllm_lightning.rollout.batch import Batch, Request
 from rllm_lightning.rollout.chat import Chat
@@ -31,8 +30,6 @@ from rllm_lightning.rollout.weights import SamplingModel, exact_inference
 from rllm_lightning.types import ModelOutput, TerminationEvent, TerminationReason
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @register_rollout_engine("hf")

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,10 @@ def check_swept_values(config: Config) -> None:
     differing = [
         f"{key}: the sweep says {_select(shown, key)!r}, this run uses {_select(used, key)!r}; W&B would show the sweep's: "
         "pass its values on (command: [..., ${args_no_hyphens}]) and set nothing over them"
-        for key in _leaves(swept)
-        if _select(shown, key) != _select(used, key)
+        for key in schema.differences(used, shown)
     ]
     if differing:
         raise ConfigError(differing)
-
-
-def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}"
 
 
 def _select(tree: Any, key: str) -> Any:

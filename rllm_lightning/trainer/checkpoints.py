@@ -8,11 +8,13 @@ A checkpoint is on the disk, under its name, before an older one goes: at every 
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
@@ -66,3 +68,17 @@ def prune(folder: Path, keep: int, step: int) -> None:
     own = [path for number, path in steps if number <= step]
     for path in abandoned + (own[:-keep] if keep > 0 else []):
         path.unlink(missing_ok=True)
+
+
+def random_state() -> dict[str, Any]:
+    """Of the process-wide generators, which the library does not use but a user's code may, as plain containers."""
+    kind, keys, *position = np.random.get_state(legacy=True)
+    return {"python": random.getstate(), "numpy": (kind, np.asarray(keys).tolist(), *position), "torch": torch.get_rng_state()}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Undo `random_state`."""
+    random.setstate(state["python"])
+    kind, keys, *position = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *position))
+    torch.set_rng_state(state["torch"])

@@ -16,20 +16,18 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 
 from rllm_lightning import schema
 from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
-from rllm_lightning.algorithms.metrics import termination_metrics, validation_metrics, workflow_metrics
+from rllm_lightning.algorithms.metrics import rollout_metrics, termination_metrics, validation_metrics, validation_score, workflow_metrics
 from rllm_lightning.algorithms.rejection_sampling import apply_rejection_sampling_and_filtering
 from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name, transform_episodes_to_trajectory_groups
 from rllm_lightning.config import Config, ConfigError, RejectionSamplingConfig, TransformConfig
@@ -37,7 +35,7 @@ from rllm_lightning.tracking.episode_logger import EpisodeLogger
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.summary import RunSummary
 from rllm_lightning.tracking.tracker import Tracker
-from rllm_lightning.trainer.checkpoints import prune, publish
+from rllm_lightning.trainer.checkpoints import prune, publish, random_state, restore_random_state
 from rllm_lightning.trainer.data import TaskBatch
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.precision import AUTO, MIXED, choose_precision
@@ -359,7 +357,7 @@ class UnifiedLightningModule(L.LightningModule):
         if is_best:
             self._best_score = self._score
         self.trainer.save_checkpoint(path, weights_only=False)  # Lightning's word for "without the optimizer"
-        if self.trainer.is_global_zero:
+        if self.ranks.is_first:
             publish(path, "last.ckpt")
             if is_best:
                 publish(path, "best.ckpt")
@@ -475,35 +473,3 @@ class UnifiedLightningModule(L.LightningModule):
     def _optimizer(self) -> Any:
         optimizers = self.optimizers()
         return optimizers or None
-
-
-def validation_score(metrics: dict[str, float]) -> float:
-    """The mean over the data sources of `val/*/pass@1`; what `best.ckpt` is the best in."""
-    scores = [value for key, value in metrics.items() if key.startswith("val/") and key.endswith("/pass@1")]
-    return sum(scores) / len(scores) if scores else -math.inf
-
-
-def random_state() -> dict[str, Any]:
-    """Of the process-wide generators, which the library does not use but a user's code may, as plain containers."""
-    kind, keys, *position = np.random.get_state(legacy=True)
-    return {"python": random.getstate(), "numpy": (kind, np.asarray(keys).tolist(), *position), "torch": torch.get_rng_state()}
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Undo `random_state`."""
-    random.setstate(state["python"])
-    kind, keys, *position = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *position))
-    torch.set_rng_state(state["torch"])
-
-
-def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What was sampled: `rollout/num_response_tokens` (all), `rollout/num_model_calls`, and over the model calls
-    `rollout/response_length/mean|max` (tokens) and `rollout/prompt_length/mean|max`."""
-    steps = [step for episode in episodes for trajectory in episode.trajectories for step in trajectory.steps]
-    lengths = {"response_length": [len(step.response_ids) for step in steps], "prompt_length": [len(step.prompt_ids) for step in steps]}
-    metrics = {"rollout/num_response_tokens": float(sum(lengths["response_length"])), "rollout/num_model_calls": float(len(steps))}
-    for name, values in lengths.items():
-        if values:
-            metrics |= {f"rollout/{name}/mean": sum(values) / len(values), f"rollout/{name}/max": float(max(values))}
-    return metrics

@@ -88,10 +88,11 @@ class Ranks:
         groups: dict[int, list[Row]] = defaultdict(list)
         for row in rows:
             groups[row.group].append(row)
+        sizes = {group: _num_tokens(members) for group, members in groups.items()}
         loads, mine = [0] * self.world_size, set()
-        for group in sorted(groups, key=lambda group: -_num_tokens(groups[group])):
+        for group in sorted(sizes, key=lambda group: -sizes[group]):
             rank = loads.index(min(loads))
-            loads[rank] += _num_tokens(groups[group])
+            loads[rank] += sizes[group]
             if rank == self.rank:
                 mine.add(group)
         return [row for row in rows if row.group in mine]

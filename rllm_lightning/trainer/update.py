@@ -161,14 +161,13 @@ class MinibatchUpdate:
         dtype = torch.promote_types(self.policy.model.dtype, torch.float32)
         for name in names:
             rows = [row for row in self.rows if self._loss_name(row) == name]
+            logprobs = [present[number[id(row)]] for row in rows]
+            old = [row.old_logprobs or own for row, own in zip(rows, logprobs, strict=True)]
             mask_BT = response_mask(rows)
-
-            def padded(values: Sequence[Sequence[float]]) -> Tensor:
-                return pad(values, mask_BT.shape[1], dtype)  # noqa: B023
-
-            logprobs_BT = padded([present[number[id(row)]] for row in rows]).requires_grad_()
-            old_BT = padded([row.old_logprobs or present[number[id(row)]] for row in rows])
-            advantages_BT = padded([row.advantages for row in rows])
+            logprobs_BT, old_BT, advantages_BT = (
+                pad(values, mask_BT.shape[1], dtype) for values in (logprobs, old, [row.advantages for row in rows])
+            )
+            logprobs_BT.requires_grad_()
             loss_BT, metrics = compute_policy_loss(LOSSES.get(name), logprobs_BT, old_BT, advantages_BT, mask_BT, **self._loss_kwargs(name))
             (slope_BT,) = torch.autograd.grad(loss_BT.sum(), logprobs_BT)
             for index, row in enumerate(rows):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import difflib
 import inspect
 import logging
 import uuid
@@ -20,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rllm_lightning import schema
 from rllm_lightning.config import Config
 from rllm_lightning.rollout.engine import REQUEST, RequestContext, RolloutEngine
 from rllm_lightning.types import Episode, TerminationReason, to_plain
@@ -57,13 +57,10 @@ def check_workflow_args(workflow_cls: type[Workflow], given: Mapping[str, Any]) 
         ValueError: one line for each unknown keyword, with the closest match; else what `Workflow.check_arguments` says.
     """
     own = sorted(set(constructor_arguments(workflow_cls)) - {"rollout_engine", "executor"})
-    problems = []
-    for unknown in sorted(set(given) - set(own)):
-        close = difflib.get_close_matches(unknown, own, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ";"
-        problems.append(
-            f"rllm.workflow.workflow_args.{unknown}: {workflow_cls.__name__} has no such argument{hint} it has: {', '.join(own)}"
-        )
+    problems = [
+        schema.no_such_argument(f"rllm.workflow.workflow_args.{unknown}", workflow_cls.__name__, own)
+        for unknown in sorted(set(given) - set(own))
+    ]
     if problems:
         raise ValueError("\n".join(problems))
     workflow_cls.check_arguments(given)

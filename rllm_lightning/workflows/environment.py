@@ -24,7 +24,6 @@ and choose it with `rllm.workflow.workflow_args.environment=x`. The keyword-only
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -36,7 +35,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from rllm_lightning.registry import ENVIRONMENTS
-from rllm_lightning.schema import hints_of
+from rllm_lightning.schema import hints_of, no_such_argument
 from rllm_lightning.values import Mismatch, coerce
 from rllm_lightning.workflows.reward import RewardFunction
 
@@ -130,7 +129,8 @@ def environment_maker(
     name = environment if isinstance(environment, str) else getattr(maker, "__name__", repr(maker))
     takes = _keywords(maker)
     given = dict(environment_args or {})
-    problems = [_unknown(name, key, sorted(set(takes) - {"reward_function"})) for key in given if key not in takes]
+    known = sorted(set(takes) - {"reward_function"})
+    problems = [no_such_argument(f"{AT}.environment_args.{key}", f"environment {name!r}", known) for key in given if key not in takes]
     for key in [key for key in given if takes.get(key, Any) is not Any and isinstance(given[key], PLAIN)]:
         try:
             given[key] = coerce(given[key], takes[key])
@@ -152,9 +152,3 @@ def _keywords(maker: MakeEnvironment) -> dict[str, Any]:
     target: Any = maker.__init__ if isinstance(maker, type) else maker  # type: ignore[misc]
     parameters = inspect.signature(maker).parameters.values()
     return {p.name: hints_of(target).get(p.name, Any) for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-
-
-def _unknown(name: str, key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ";"
-    return f"{AT}.environment_args.{key}: environment {name!r} has no such argument{hint} it has: {', '.join(known) or 'none'}"

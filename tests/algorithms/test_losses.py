@@ -121,6 +121,15 @@ def test_kl_cov_pulls_the_tokens_of_highest_covariance():
         assert gradient[0] == pytest.approx([f + 5 * p for f, p in zip(free, picked, strict=True)], rel=1e-5)
 
 
+def test_kl_cov_does_not_pull_along_a_rounding_error():
+    """Log-ratios of 2e-7 in float32: without the pull the gradient is -A, with it -A plus or minus coef."""
+    old = [[-1.0 + 2.4e-7, -3.0 - 2.4e-7, -2.0]]
+    assert torch.tensor(old)[0, 0] != -1.0
+    _, gradient, metrics = run("kl_cov", [[-1.0, -3.0, -2.0]], old, [[1.0, -1.0, 0.5]], fraction=1.0, coef=5.0)
+    assert gradient == [pytest.approx([-1.0, 1.0, -0.5], abs=1e-6)]
+    assert metrics["kl_frac"] == [[1.0, 1.0, 1.0]]
+
+
 def test_kl_cov_ranks_tokens_only_and_not_padding():
     """Two tokens of negative covariance (advantage up, log-prob down) beside two padded positions."""
     _, _, metrics = run("kl_cov", [[-1.0, -3.0, 0.0, 0.0]], [[-1.0] * 4], [[-1.0, 1.0, 0.0, 0.0]], [[1, 1, 0, 0]], fraction=1.0)

@@ -62,6 +62,10 @@ def all_cases(model):
         overrides = [f"rllm.algorithm.loss_fn={loss}", "training.num_minibatches=2", "training.num_epochs_per_batch=2"]
         overrides += ["rllm.algorithm.loss_kwargs={fraction: 0.3}", "training.micro_batch_tokens=40", "training.learning_rate=1.0"]
         cases[f"loss-{loss}"] = {"overrides": exact + overrides, "kind": "complete"}
+    # where nothing has moved yet, the pull of kl_cov must not follow rounding errors
+    overrides = ["rllm.algorithm.loss_fn=kl_cov", "training.num_minibatches=2", "training.num_epochs_per_batch=2", EIGHT]
+    overrides += ["rllm.algorithm.loss_kwargs={fraction: 0.3}"]
+    cases["loss-kl_cov-unmoved"] = {"overrides": exact + overrides, "kind": "informed"}
     single = ["model.name=builtin:tiny", "training.optimizer=adamw", "training.learning_rate=1e-4", "training.max_grad_norm=1.0", EIGHT]
     return cases | {"adamw-float32": {"overrides": single, "kind": "informed"}}
 

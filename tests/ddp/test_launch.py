@@ -13,21 +13,13 @@ import pytest
 import torch
 
 from tests.ddp.conftest import ROOT, free_port, rank_environment
+from tests.quick import QUICK
 
 TWO = [
+    *QUICK,
     "model.name=builtin:tiny",
-    "task.dataset=spell_backward",
-    "task.params={min_word_len: 3, max_word_len: 4}",
-    "task.train_size=8",
     "task.val_size=5",
-    "warm_start.steps=0",
-    "rllm.rollout.n=2",
-    "training.num_minibatches=1",
     "data.train_batch_size=4",
-    "data.max_response_length=4",
-    "rllm.trainer.test_freq=-1",
-    "rllm.trainer.val_before_train=false",
-    "rllm.trainer.logger=[csv]",
     "lightning.accelerator=cpu",
     "lightning.devices=2",
 ]

@@ -15,25 +15,11 @@ import torch
 from experiments import run as run_script
 from rllm_lightning.config import load_config
 from rllm_lightning.registry import ESTIMATORS, LOSSES
+from tests.quick import QUICK as QUICK_JOB
 from tests.tracking.offline import offline_run
 
 ROOT = Path(__file__).parents[2]
-QUICK = [
-    "task.dataset=spell_backward",
-    "task.params={min_word_len: 3, max_word_len: 4}",
-    "task.train_size=8",
-    "task.val_size=2",
-    "warm_start.steps=0",
-    "rllm.rollout.n=2",
-    "training.num_minibatches=1",
-    "data.train_batch_size=2",
-    "data.max_response_length=4",
-    "rllm.trainer.total_batches=2",
-    "rllm.trainer.test_freq=-1",
-    "rllm.trainer.val_before_train=false",
-    "rllm.trainer.logger=[csv]",
-    "rllm.episode_logging.log_episodes=false",
-]
+QUICK = [*QUICK_JOB, "rllm.trainer.total_batches=2", "rllm.episode_logging.log_episodes=false"]
 CONFIGS = sorted(run_script.CONFIGS.glob("*.yaml"))
 
 

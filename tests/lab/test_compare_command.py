@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from experiments import compare as command
 from rllm_lightning.lab.compare import compare_runs, comparison_page, coverage, figures_of, print_comparison
+from tests.lab.html_page import Page
 from tests.lab.made_runs import ESTIMATOR, make_run, make_sweep
 from tests.tracking.offline import offline_run, records, values
 
@@ -74,18 +74,6 @@ def test_a_command_line_that_lacks_something_exits_with_2(argv):
 
 
 # --------------------------------------------------------------------------------------------------------------------- page
-
-
-class Page(HTMLParser):
-    """The elements of a page, with their attributes."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
 
 
 def pictures(page):

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from experiments import replay as command
 from rllm_lightning.lab.replay import print_replay, replay_data, replay_page, replay_run
+from tests.lab.html_page import Page
 from tests.lab.made_episodes import make_episode, make_log
 
 ROOT = Path(__file__).parents[2]
@@ -79,18 +79,6 @@ def test_a_command_line_that_lacks_something_exits_with_2(argv):
 
 
 # --------------------------------------------------------------------------------------------------------------------- output
-
-
-class Page(HTMLParser):
-    """The elements of a page, with their attributes."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
 
 
 @pytest.fixture

@@ -4,22 +4,14 @@ import json
 import time
 from pathlib import Path
 
+from tests.quick import QUICK as QUICK_JOB
+
 ROOT = Path(__file__).parents[2]
 FAKE_RUN = Path(__file__).parent / "fake_run.py"
-QUICK = [  # overrides with which a batch of the default job takes a moment
-    "task.dataset=spell_backward",
-    "task.params={min_word_len: 3, max_word_len: 4}",
-    "task.train_size=8",
-    "task.val_size=2",
-    "warm_start.steps=0",
-    "rllm.rollout.n=2",
+QUICK = [
+    *QUICK_JOB,
     "rllm.algorithm.lr_schedule=constant",
     "rllm.algorithm.warmup_steps=0",
-    "data.train_batch_size=2",
-    "data.max_response_length=4",
-    "training.num_minibatches=1",
-    "rllm.trainer.test_freq=-1",
-    "rllm.trainer.val_before_train=false",
     "rllm.trainer.logger=[csv,wandb]",
     "rllm.episode_logging.log_episodes=false",
 ]

@@ -111,7 +111,6 @@ def test_other_ranks_make_nothing(recorded, monkeypatch):
     assert made == []
 
 
-@pytest.mark.skipif(not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))), reason="needs the extra tensorboard")
 def test_tensorboards_files_lie_in_the_run_directory(make_config, run):
     tracker = tensorboard_tracker(make_config(), run)
     tracker.begin(0)

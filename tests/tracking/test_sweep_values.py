@@ -44,8 +44,8 @@ def test_a_run_that_would_be_shown_with_other_values_is_refused_with_one_line_a_
     with pytest.raises(ConfigError) as caught:
         WandbTracker(config, RunDirectory.create(config))
     assert [line.split(";")[0] for line in str(caught.value).splitlines()] == [
-        "training.learning_rate: the sweep says 0.001, this run uses 0.0001",
         "rllm.algorithm.adv_estimator: the sweep says 'rloo', this run uses 'grpo'",
+        "training.learning_rate: the sweep says 0.001, this run uses 0.0001",
     ]
 
 

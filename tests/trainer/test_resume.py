@@ -6,8 +6,9 @@ import shutil
 import pytest
 import torch
 
+from rllm_lightning.algorithms.metrics import validation_score
 from rllm_lightning.config import ConfigError, load_config
-from rllm_lightning.trainer.module import random_state, restore_random_state, validation_score
+from rllm_lightning.trainer.checkpoints import random_state, restore_random_state
 from tests.trainer.conftest import make_tasks
 
 
