@@ -16,7 +16,7 @@ import dataclasses
 import difflib
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from enum import Enum
 from functools import cache, partial
