@@ -24,7 +24,7 @@ run: $(READY)
 	$(BIN)/python experiments/run.py $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Several processes in every combination: some twenty minutes.
 test-ddp: $(READY)
