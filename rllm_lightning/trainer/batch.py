@@ -45,6 +45,10 @@ class Row:
         return self.step.response_ids
 
     @property
+    def tokens(self) -> list[int]:
+        return self.prompt_ids + self.response_ids
+
+    @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
 

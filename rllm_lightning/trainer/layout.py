@@ -1,13 +1,19 @@
-"""How the rows of a minibatch are laid out for the model: padded rows, or trees that compute a shared prefix once.
+"""How the rows of a minibatch are laid out for the model, so that no token is computed more often than it pays.
 
-    rows --sorted by prompt--> PrefixTree (grown while that is cheaper) --> collate_trees   one sequence a tree
-      |
-      '--those that share too little--> collate_rows                                        one sequence a row
+    rows --the turns of a conversation--> Chain --sorted by prompt--> PrefixTree (grown while that is cheaper)
+                                            |                            |
+                                       collate_chains               collate_trees
+                                  one sequence a conversation     one sequence a tree
 
-A group's n responses follow one prompt, and all prompts of a task may begin alike. As padded rows the prompt is computed n times;
-in a tree, `prompt, response 1, ..., response n`, once: every token sees its ancestors alone, and positions go on from the parent,
-so that log-probs and gradients are those of plain rows. That saves tokens, but attention reaches over the whole tree: `LayoutCost`
-says how far it pays.
+A later turn's prompt is all of the turn before and something new. As rows of their own, k turns compute the first prompt k times; as
+a chain, one sequence whose responses are all trained, once: causal attention sees to it that each turn sees what it saw.
+
+A group's n responses follow one prompt, and all prompts of a task may begin alike. As padded sequences the prompt is computed n times;
+in a tree, `prompt, response 1, ..., response n`, once: every token sees its ancestors alone, and positions go on from the parent.
+That saves tokens, but attention reaches over the whole tree: `LayoutCost` says how far it pays.
+
+Either way log-probs and gradients are those of plain rows, and whoever reads them sees plain rows: losses, weights and metrics do
+not depend on the layout.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import torch
 
 from rllm_lightning.trainer.batch import MicroBatch, Row, response_mask
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", "Chain", "PrefixTree")
 
 MAX_TREE_TOKENS = 2048  # of a tree; its mask grows with the square
 SOFTMAX_COST = 32  # of a pair in one head, in multiply-adds: mask, exponential and their gradients
@@ -50,33 +56,62 @@ class LayoutCost:
 
 
 @dataclass
+class Chain:
+    """Rows of one trajectory, the prompt of each beginning with all tokens of the one before: the last one's tokens hold them all."""
+
+    rows: list[Row]
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.rows[-1].tokens
+
+    def __len__(self) -> int:
+        return self.rows[-1].num_tokens
+
+    def extended_by(self, row: Row) -> bool:
+        """Whether `row` is a later turn of this conversation."""
+        return row.sequence == self.rows[-1].sequence and row.prompt_ids[: len(self)] == self.tokens
+
+
+def make_chains(rows: Iterable[Row]) -> list[Chain]:
+    """The rows, later turns joined to the one before them. A turn whose prompt changed what was said begins a new chain."""
+    chains: list[Chain] = []
+    for row in rows:
+        if chains and chains[-1].extended_by(row):
+            chains[-1].rows.append(row)
+        else:
+            chains.append(Chain([row]))
+    return chains
+
+
+@dataclass
 class PrefixTree:
-    """The distinct prefixes of some rows. Node i holds one token; its parent stands before it (-1: a first token)."""
+    """The distinct prefixes of some chains. Node i holds one token; its parent stands before it (-1: a first token)."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    paths: list[list[int]] = field(default_factory=list)  # the nodes of each row's tokens
+    chains: list[Chain] = field(default_factory=list)
+    paths: list[list[int]] = field(default_factory=list)  # the nodes of each chain's tokens
     _children: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def num_shared(self, row: Row) -> int:
-        """How many of the row's first tokens are in the tree already."""
+    def num_shared(self, chain: Chain) -> int:
+        """How many of the chain's first tokens are in the tree already."""
         node, count = -1, 0
-        for token in _tokens(row):
+        for token in chain.tokens:
             child = self._children.get((node, token))
             if child is None:
                 break
             node, count = child, count + 1
         return count
 
-    def add(self, row: Row) -> None:
-        """Walk down from the root along the row's tokens, making the nodes that are not there."""
+    def add(self, chain: Chain) -> None:
+        """Walk down from the root along the chain's tokens, making the nodes that are not there."""
         node, path = -1, []
-        for token in _tokens(row):
+        for token in chain.tokens:
             child = self._children.get((node, token))
             if child is None:
                 child = self._children[(node, token)] = len(self.tokens)
@@ -85,7 +120,7 @@ class PrefixTree:
                 self.parents.append(node)
             node = child
             path.append(node)
-        self.rows.append(row)
+        self.chains.append(chain)
         self.paths.append(path)
 
     def ancestors(self, size: int) -> np.ndarray:
@@ -100,70 +135,69 @@ class PrefixTree:
 def micro_batches(
     rows: Sequence[Row], max_tokens: int, device: torch.device | str = "cpu", tree_cost: LayoutCost | None = None
 ) -> Iterator[MicroBatch]:
-    """The forward passes of a minibatch. Each holds at most `max_tokens` tokens, padding included (one row or tree at least).
+    """The forward passes of a minibatch. Each holds at most `max_tokens` tokens, padding included (one chain or tree at least).
 
     Args:
-        tree_cost: what tokens cost the model; None: rows only, no trees.
+        tree_cost: what tokens cost the model; None: chains only, no trees.
     """
-    plain: list[Row] = list(rows)
+    chains = make_chains(rows)
     trees: list[PrefixTree] = []
     if tree_cost is not None:
-        plain, trees = choose_trees(rows, min(MAX_TREE_TOKENS, max_tokens), tree_cost)
-    for part in _by_budget(plain, [row.num_tokens for row in plain], max_tokens):
-        yield collate_rows(part, device)
-    for forest in _by_budget(trees, [len(tree) for tree in trees], max_tokens):
+        chains, trees = choose_trees(chains, min(MAX_TREE_TOKENS, max_tokens), tree_cost)
+    for part in _by_budget(chains, max_tokens):
+        yield collate_chains(part, device)
+    for forest in _by_budget(trees, max_tokens):
         yield collate_trees(forest, device)
 
 
-def choose_trees(rows: Sequence[Row], max_tokens: int, cost: LayoutCost) -> tuple[list[Row], list[PrefixTree]]:
-    """The rows that are cheaper alone, and trees of the others.
+def choose_trees(chains: Sequence[Chain], max_tokens: int, cost: LayoutCost) -> tuple[list[Chain], list[PrefixTree]]:
+    """The chains that are cheaper alone, and trees of the others.
 
-    Rows are taken in the order of their prompts, so that neighbours share most. The next one joins the tree as long as that costs
-    less than computing it alone and lowers the tree's cost per row (the cost of attention grows with the square of the tree, so
-    there is a best size); else it begins a new tree. No tree exceeds `max_tokens`.
+    Chains are taken in the order of their first prompts, so that neighbours share most. The next one joins the tree as long as that
+    costs less than computing it alone and lowers the tree's cost per chain (the cost of attention grows with the square of the tree,
+    so there is a best size); else it begins a new tree. No tree exceeds `max_tokens`.
     """
     trees = [PrefixTree()]
-    for row in sorted(rows, key=lambda row: row.prompt_ids):
+    for chain in sorted(chains, key=lambda chain: chain.rows[0].prompt_ids):
         tree = trees[-1]
-        if tree.rows:
-            length = len(tree) + row.num_tokens - tree.num_shared(row)
+        if tree.chains:
+            length = len(tree) + len(chain) - tree.num_shared(chain)
             extra = cost(length) - cost(len(tree))
-            if length > max_tokens or extra >= cost(row.num_tokens) or extra > cost(len(tree)) / len(tree.rows):
+            if length > max_tokens or extra >= cost(len(chain)) or extra > cost(len(tree)) / len(tree.chains):
                 trees.append(tree := PrefixTree())
-        tree.add(row)
-    alone = [tree.rows[0] for tree in trees if len(tree.rows) == 1]
-    return alone, [tree for tree in trees if len(tree.rows) > 1]
+        tree.add(chain)
+    alone = [tree.chains[0] for tree in trees if len(tree.chains) == 1]
+    return alone, [tree for tree in trees if len(tree.chains) > 1]
 
 
-def _tokens(row: Row) -> Iterator[int]:
-    yield from row.prompt_ids
-    yield from row.response_ids
-
-
-def _by_budget(items: Sequence[Item], lengths: Sequence[int], max_tokens: int) -> list[list[Item]]:
+def _by_budget(items: Sequence[Item], max_tokens: int) -> list[list[Item]]:
     """Sort by length, longest first, and cut so that items times longest item stays within `max_tokens` (one item at least)."""
-    order = sorted(range(len(items)), key=lambda index: -lengths[index])
     parts: list[list[Item]] = []
     longest = 0
-    for index in order:
+    for item in sorted(items, key=len, reverse=True):
         if parts and (len(parts[-1]) + 1) * longest <= max_tokens:
-            parts[-1].append(items[index])
+            parts[-1].append(item)
         else:
-            parts.append([items[index]])
-            longest = lengths[index]
+            parts.append([item])
+            longest = len(item)
     return parts
 
 
 def collate_rows(rows: Sequence[Row], device: torch.device | str = "cpu") -> MicroBatch:
-    """One sequence a row, padded on the right (token id 0, mask 0)."""
-    assert rows, "a micro-batch has at least one row"
-    longest = max(row.num_tokens for row in rows)
-    input_ids, attention_mask = torch.zeros(2, len(rows), longest, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        input_ids[index, : row.num_tokens] = torch.tensor([*row.prompt_ids, *row.response_ids])
-        attention_mask[index, : row.num_tokens] = 1
-    columns = [range(len(row.prompt_ids) - 1, row.num_tokens - 1) for row in rows]
-    return _micro_batch(rows, [[index] * len(c) for index, c in enumerate(columns)], columns, input_ids, attention_mask, None, device)
+    """One sequence a row, padded on the right (token id 0, mask 0): the plain layout that the others are measured against."""
+    return collate_chains([Chain([row]) for row in rows], device)
+
+
+def collate_chains(chains: Sequence[Chain], device: torch.device | str = "cpu") -> MicroBatch:
+    """One sequence a chain, padded on the right (token id 0, mask 0)."""
+    assert chains, "a micro-batch has at least one row"
+    longest = max(map(len, chains))
+    input_ids, attention_mask = torch.zeros(2, len(chains), longest, dtype=torch.int64)
+    for index, chain in enumerate(chains):
+        input_ids[index, : len(chain)] = torch.tensor(chain.tokens)
+        attention_mask[index, : len(chain)] = 1
+    nodes = [range(len(chain)) for chain in chains]
+    return _micro_batch(chains, range(len(chains)), nodes, input_ids, attention_mask, None, device)
 
 
 def collate_trees(trees: Sequence[PrefixTree], device: torch.device | str = "cpu") -> MicroBatch:
@@ -175,37 +209,38 @@ def collate_trees(trees: Sequence[PrefixTree], device: torch.device | str = "cpu
         input_ids[index, : len(tree)] = torch.tensor(tree.tokens)
         position_ids[index, : len(tree)] = torch.tensor(tree.depths)
         sees[index, 0] = tree.ancestors(longest)
-    rows = [row for tree in trees for row in tree.rows]
+    chains = [chain for tree in trees for chain in tree.chains]
+    homes = [index for index, tree in enumerate(trees) for _ in tree.chains]
     paths = [path for tree in trees for path in tree.paths]
-    homes = [index for index, tree in enumerate(trees) for _ in tree.rows]
-    # the node before a response token predicts it
-    columns = [path[len(row.prompt_ids) - 1 : -1] for row, path in zip(rows, paths, strict=True)]
-    sequences = [[home] * len(c) for home, c in zip(homes, columns, strict=True)]
-    return _micro_batch(rows, sequences, columns, input_ids, torch.from_numpy(sees), position_ids, device)
+    return _micro_batch(chains, homes, paths, input_ids, torch.from_numpy(sees), position_ids, device)
 
 
 def _micro_batch(
-    rows: Sequence[Row],
-    sequences: Sequence[Sequence[int]],
-    columns: Sequence[Sequence[int]],
+    chains: Sequence[Chain],
+    homes: Sequence[int],
+    paths: Sequence[Sequence[int]],
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     position_ids: torch.Tensor | None,
     device: torch.device | str,
 ) -> MicroBatch:
+    """Chain i stands in sequence `homes[i]`, its tokens in the columns `paths[i]`."""
     if position_ids is None:
         position_ids = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+    rows = [row for chain in chains for row in chain.rows]
+    placed = [(home, path, row) for chain, home, path in zip(chains, homes, paths, strict=True) for row in chain.rows]
 
     def flat(parts: Iterable[Iterable[int]]) -> torch.Tensor:
         return torch.tensor([number for part in parts for number in part], dtype=torch.int64).to(device)
 
     return MicroBatch(
-        list(rows),
+        rows,
         input_ids.to(device),
         attention_mask.to(device),
         position_ids.to(device),
-        flat(sequences),
-        flat(columns),
+        flat([home] * len(row.response_ids) for home, _, row in placed),
+        # the token before a response token predicts it
+        flat(path[len(row.prompt_ids) - 1 : row.num_tokens - 1] for _, path, row in placed),
         flat(row.response_ids for row in rows),
         response_mask(rows).to(device),
     )

@@ -23,7 +23,7 @@ from rllm_lightning.config import Config
 from rllm_lightning.models.load import load_model
 from rllm_lightning.trainer.batch import MicroBatch, Row
 from rllm_lightning.trainer.head import logprobs_from_logits, token_logprobs
-from rllm_lightning.trainer.layout import LayoutCost, PrefixTree, collate_rows, collate_trees, micro_batches
+from rllm_lightning.trainer.layout import LayoutCost, PrefixTree, collate_rows, collate_trees, make_chains, micro_batches
 from rllm_lightning.types import Step
 
 logger = logging.getLogger(__name__)
@@ -131,8 +131,8 @@ class Policy(nn.Module):
             Row(Step(prompt_ids=[1, 2, 3], response_ids=response), index, 0, "", None) for index, response in enumerate(([4, 5], [6, 5]))
         ]
         tree = PrefixTree()
-        for row in rows:
-            tree.add(row)
+        for chain in make_chains(rows):
+            tree.add(chain)
         try:
             with torch.no_grad():
                 plain, shared = (self(layout).logprobs for layout in (collate_rows(rows, self.device), collate_trees([tree], self.device)))

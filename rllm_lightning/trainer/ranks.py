@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rllm_lightning.trainer.batch import Row
+from rllm_lightning.trainer.layout import make_chains
 
 T = TypeVar("T")
 
@@ -121,4 +122,6 @@ def merge(shares: Sequence[Sequence[T]], num_items: int) -> list[T]:
 
 def _num_tokens(rows: Sequence[Row]) -> int:
     """Of one group, a prompt that its rows share counted once."""
-    return sum(len(row.response_ids) for row in rows) + sum(map(len, {tuple(row.prompt_ids) for row in rows}))
+    chains = make_chains(rows)
+    prompts = {tuple(chain.rows[0].prompt_ids) for chain in chains}
+    return sum(len(chain) - len(chain.rows[0].prompt_ids) for chain in chains) + sum(map(len, prompts))

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from rllm_lightning.models.tiny import tiny_model
 from rllm_lightning.trainer.batch import Row
-from rllm_lightning.trainer.layout import LayoutCost, PrefixTree, choose_trees, collate_rows, collate_trees, micro_batches
+from rllm_lightning.trainer.layout import (
+    LayoutCost,
+    PrefixTree,
+    choose_trees,
+    collate_chains,
+    collate_rows,
+    collate_trees,
+    make_chains,
+    micro_batches,
+)
 from rllm_lightning.trainer.policy import Policy
 from rllm_lightning.types import Step
 
@@ -21,9 +30,15 @@ def rows_of(*pairs, group=0):
 
 def tree_of(rows):
     tree = PrefixTree()
-    for row in rows:
-        tree.add(row)
+    for chain in make_chains(rows):
+        tree.add(chain)
     return tree
+
+
+def rows_in(things):
+    """The rows of chains or trees."""
+    chains = [chain for thing in things for chain in getattr(thing, "chains", [thing])]
+    return [row for chain in chains for row in chain.rows]
 
 
 @pytest.fixture(scope="module")
@@ -126,40 +141,111 @@ def test_positions_in_a_tree_go_on_from_the_parent(policy):
 def test_rows_become_a_tree_only_where_that_is_cheaper():
     shared = rows_of(*[(range(1, 50), [60 + i]) for i in range(4)])
     distinct = rows_of(([70], [2, 3, 4]), ([71], [6, 7, 8]))
-    plain, trees = choose_trees(shared + distinct, 1000, CHEAP_ATTENTION)
-    assert [tree.rows for tree in trees] == [shared]
-    assert plain == distinct
+    plain, trees = choose_trees(make_chains(shared + distinct), 1000, CHEAP_ATTENTION)
+    assert [rows_in([tree]) for tree in trees] == [shared]
+    assert rows_in(plain) == distinct
     # two rows of 32 tokens that share 2. Tree: 62 tokens and 62^2 = 3844 pairs; alone: 64 tokens and 2 * 32^2 = 2048 pairs
     long_answers = rows_of(([1, 2], range(100, 130)), ([1, 2], range(200, 230)))
-    assert choose_trees(long_answers, 1000, LayoutCost(1.0, 1.0)) == (long_answers, [])
+    assert choose_trees(make_chains(long_answers), 1000, LayoutCost(1.0, 1.0)) == (make_chains(long_answers), [])
 
 
 def test_a_short_row_does_not_join_a_long_one_it_shares_nothing_with():
     """Joining adds 2 * 500 * 2 pairs to the tree's mask and saves no token."""
     rows = rows_of((range(1, 501), [600]), ([700], [701]))
-    assert choose_trees(rows, 1000, LayoutCost(1.0, 1.0)) == (rows, [])
+    assert choose_trees(make_chains(rows), 1000, LayoutCost(1.0, 1.0)) == (make_chains(rows), [])
 
 
 def test_a_tree_stops_at_the_size_of_least_cost_per_row():
     """Prompt of 40 shared by answers of 10: a tree of k rows has 40 + 10k tokens and costs, with a pair worth 1/10 of a token,
     (40 + 10k) + (40 + 10k)^2 / 10. Per row: k = 1: 300, 2: 210, 3: 186.7, 4: 180, 5: 180, 6: 183.3: best at 4 or 5."""
     rows = rows_of(*[(range(1, 41), range(100 * i, 100 * i + 10)) for i in range(1, 11)])
-    _, trees = choose_trees(rows, 1000, LayoutCost(1.0, 0.1))
-    assert [len(tree.rows) for tree in trees] == [5, 5]
+    _, trees = choose_trees(make_chains(rows), 1000, LayoutCost(1.0, 0.1))
+    assert [len(tree.chains) for tree in trees] == [5, 5]
 
 
 def test_no_tree_exceeds_the_budget():
     rows = rows_of(*[(range(1, 41), [50 + i, 60 + i]) for i in range(10)])
-    plain, trees = choose_trees(rows, 45, CHEAP_ATTENTION)
+    plain, trees = choose_trees(make_chains(rows), 45, CHEAP_ATTENTION)
     assert plain == []
-    assert sorted(id(row) for tree in trees for row in tree.rows) == sorted(map(id, rows))
+    assert sorted(map(id, rows_in(trees))) == sorted(map(id, rows))
     assert [len(tree) for tree in trees] == [44] * 5  # 40 + 2 * 2: a third row would make 46
 
 
 def test_prompts_that_begin_alike_share_their_beginning():
     rows = rows_of(([1, 2, 3, 4], [5])) + rows_of(([1, 2, 3, 9], [5]), group=1)
-    _, (tree,) = choose_trees(rows, 100, CHEAP_ATTENTION)
+    _, (tree,) = choose_trees(make_chains(rows), 100, CHEAP_ATTENTION)
     assert len(tree) == 7
+
+
+# ------------------------------------------------------------------------------------------------------------------ chains
+
+
+def conversation(sequence, *turns, group=0):
+    """Rows of one trajectory: each turn gives (new prompt tokens, response)."""
+    rows, said = [], []
+    for new, response in turns:
+        prompt = said + list(new)
+        rows.append(Row(Step(prompt_ids=prompt, response_ids=list(response)), sequence, group, "", None))
+        said = prompt + list(response)
+    return rows
+
+
+def test_the_turns_of_a_conversation_are_one_sequence_that_trains_each_response():
+    """Prompt 1 2, answer 3, feedback 4 5, answer 6 7: of the 6 predicted tokens 3, 6 and 7 are trained; the feedback is not."""
+    rows = conversation(0, ([1, 2], [3]), ([4, 5], [6, 7]))
+    (micro,) = micro_batches(rows, 100)
+    assert micro.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
+    assert micro.targets_N.tolist() == [3, 6, 7]
+    assert micro.columns_N.tolist() == [1, 4, 5]
+    assert micro.mask_BT.tolist() == [[1, 0], [1, 1]]
+    assert micro.rows == rows
+
+
+def test_a_turn_that_changes_what_was_said_begins_a_new_sequence():
+    """A template that drops the thoughts of earlier turns, a summary in place of the history: no token is made up to join them."""
+    first, second = conversation(0, ([1, 2], [3]), ([4], [5]))
+    changed = Row(Step(prompt_ids=[1, 2, 9, 4], response_ids=[5]), 0, 0, "", None)
+    shorter = Row(Step(prompt_ids=[1, 2], response_ids=[5]), 0, 0, "", None)
+    assert [len(chain.rows) for chain in make_chains([first, second, changed, shorter])] == [2, 1, 1]
+
+
+def test_equal_beginnings_of_two_trajectories_are_not_one_conversation():
+    """The second trajectory's prompt happens to be the first one's text: its tokens were sampled elsewhere, weights are per trajectory."""
+    rows = rows_of(([1, 2], [3]), ([1, 2, 3], [4]))
+    assert [len(chain.rows) for chain in make_chains(rows)] == [1, 1]
+
+
+turns = st.lists(st.tuples(responses, responses), min_size=1, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(turns, min_size=1, max_size=4), responses)
+def test_merged_turns_give_the_log_probs_and_gradients_of_rows_of_their_own(policy, conversations, prompt):
+    """Conversations of one task: as rows, as one sequence each, and as a tree of them; gradients agree to 1e-6 in float64."""
+    rows = [row for i, turns in enumerate(conversations) for row in conversation(i, ([*prompt, *turns[0][0]], turns[0][1]), *turns[1:])]
+    policy.double()
+    layouts = [collate_rows(rows), collate_chains(make_chains(rows)), collate_trees([tree_of(rows)])]
+    results = []
+    for micro in layouts:
+        assert [id(row) for row in micro.rows] == [id(row) for row in rows]
+        scores = policy(micro)
+        weights = torch.linspace(-1, 1, scores.logprobs.numel()).reshape(scores.logprobs.shape) * micro.mask_BT
+        grads = torch.autograd.grad((weights * scores.logprobs).sum() + 0.1 * scores.entropies.sum(), list(policy.parameters()))
+        results.append((scores.logprobs.detach(), torch.cat([g.flatten() for g in grads])))
+    policy.float()
+    for logprobs, gradient in results[1:]:
+        torch.testing.assert_close(logprobs, results[0][0], rtol=0, atol=1e-9)
+        assert (gradient - results[0][1]).norm() <= 1e-6 * results[0][1].norm() + 1e-12
+
+
+def test_the_tokens_of_a_long_conversation_are_computed_once():
+    """20 turns of 10 tokens: 200 tokens as one sequence; as rows of their own 10 + 20 + ... + 200 = 2100."""
+    rows = conversation(0, *[([i] * 5, [i] * 5) for i in range(1, 21)])
+    assert sum(row.num_tokens for row in rows) == 2100
+    (micro,) = micro_batches(rows, 10_000)
+    assert micro.input_ids.numel() == 200
+    (micro,) = micro_batches(rows + conversation(1, ([1] * 5, [7] * 5)), 10_000, tree_cost=CHEAP_ATTENTION)
+    assert micro.input_ids.numel() == 205
 
 
 def test_the_policy_falls_back_to_rows_for_a_model_that_refuses_the_mask():
