@@ -101,9 +101,10 @@ def _of_model(name: str, options: argparse.Namespace, repeats: int) -> list[Repo
     if options.what == "ddp":
         return ddp.measure(name, counts, options.steps, repeats, RUN_SCRIPT)
     model, tokenizer = load(name)
-    if options.what == "train":
-        return train.measure(name, model, tokenizer, counts, repeats)
     dtype = "bf16" if name != "builtin:tiny" and has_bf16_instructions() else "fp32"
+    if options.what == "train":
+        turns = train.measure_turns(name, model, tokenizer, dtype, counts.max_tokens, repeats=repeats)
+        return train.measure(name, model, tokenizer, counts, repeats) + turns
     turns = rollout.measure_turns(name, model, tokenizer, dtype, options.agents, max_tokens=counts.max_tokens, repeats=repeats)
     return rollout.measure(name, model, tokenizer, counts, repeats) + turns
 

@@ -1,5 +1,5 @@
 """One update pass (forward, loss, backward) over the rollouts of a step: padded rows with full logits, padded rows with the output
-layer on the responses only, and trees that compute a shared prompt once.
+layer on the responses only, and trees that compute a shared prompt once. And over conversations: a row a turn, a row a conversation.
 
 The rows are sampled by our engine, the loss is the trainer's own (`trainer.update`); a test compares the gradients.
 """
@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from rllm_lightning.trainer.batch import Row as TrainRow
 from rllm_lightning.trainer.layout import collate_rows
 from rllm_lightning.trainer.policy import Policy, Scores
 from rllm_lightning.trainer.update import MinibatchUpdate, UpdateMetrics
-from rllm_lightning.types import Step
+from rllm_lightning.types import ModelOutput, Step
 
 NUM_ROWS = 2048  # of the matrix products that set the limit: tokens of a usual micro-batch
 COLUMNS = (
@@ -38,6 +39,14 @@ COLUMNS = (
     Column("ratio_fp32", "× full logits, fp32", ".2f"),
     Column("peak_gb", "peak GB over the model", ".2f"),
     Column("limit_share", "share of limit", ".0%"),
+)
+TURN_COLUMNS = (
+    Column("turns", "turns", ",.0f"),
+    VARIANT,
+    DTYPE,
+    *SECONDS,
+    Column("tokens", "tokens through the model", ",.0f"),
+    Column("ratio", "× a sequence a turn", ".2f"),
 )
 PRECISION = {"fp32": "fp32", "bf16": "bf16-mixed"}
 
@@ -56,11 +65,11 @@ class FullLogits(Policy):
         yield collate_rows(rows, self.device)
 
 
-FULL = "padded rows, full logits"
+FULL, PADDED, TREE = "padded rows, full logits", "padded rows, head on responses", "tree rows"
 VARIANTS: dict[str, Callable[[Any, Any], Policy]] = {
     FULL: lambda model, tokenizer: FullLogits(model, tokenizer, tree=False),
-    "padded rows, head on responses": lambda model, tokenizer: Policy(model, tokenizer, tree=False),
-    "tree rows": lambda model, tokenizer: Policy(model, tokenizer, tree=True),
+    PADDED: lambda model, tokenizer: Policy(model, tokenizer, tree=False),
+    TREE: lambda model, tokenizer: Policy(model, tokenizer, tree=True),
 }
 
 
@@ -107,17 +116,63 @@ def measure(name: str, model: Any, tokenizer: Any, counts: Counts, repeats: int 
     return [Report(f"One update pass of {name}", words, COLUMNS, table, notes)]
 
 
+def measure_turns(
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    dtype: str,
+    max_tokens: int,
+    num_agents: int = 16,
+    turns: Sequence[int] = (2, 4, 8),
+    repeats: int = 3,
+) -> list[Report]:
+    """Seconds of one pass over conversations of `turns` turns: what merging the turns of a trajectory saves."""
+    table = []
+    for num_turns in turns:
+        rows = conversation_rows(model, tokenizer, max_tokens, num_agents, num_turns)
+        apart = [replace(row, sequence=index) for index, row in enumerate(rows)]
+        passes = {
+            label: UpdatePass(variant, dtype, model, tokenizer, given)
+            for label, variant, given in (
+                ("a sequence a turn", PADDED, apart),
+                ("a sequence a conversation", PADDED, rows),
+                ("trees of conversations", TREE, rows),
+            )
+        }
+        timings = take_turns([Variant(label, run) for label, run in passes.items()], repeats)
+        plain, *_ = timings.values()
+        table += [
+            {"turns": num_turns, "variant": label, "dtype": PRECISION[dtype], **seconds_of(timing)}
+            | {"tokens": timing.work[0], "ratio": plain.median_s / timing.median_s}
+            for label, timing in timings.items()
+        ]
+    words = {"model": name, "conversations": num_agents, "max tokens a turn": max_tokens, "repeats": repeats}
+    return [Report(f"One update pass over conversations with {name}", words, TURN_COLUMNS, table, ["Same losses and gradients in all."])]
+
+
+def conversation_rows(model: Any, tokenizer: Any, max_tokens: int, num_agents: int, num_turns: int) -> list[TrainRow]:
+    """A row for each turn of some conversations, with advantages of both signs."""
+    sampler = Sampler(model, tokenizer, max_tokens)
+    outputs = sampler.talk(num_agents, num_turns, 0)
+    sampler.close()
+    return _with_advantages(outputs, num_turns, num_turns)
+
+
 def sampled_rows(model: Any, tokenizer: Any, counts: Counts) -> list[TrainRow]:
     """Rollouts of the model as training rows, with advantages of both signs."""
     sampler = Sampler(model, tokenizer, counts.max_tokens)
     outputs = sampler.answers(as_chats(questions(counts.num_prompts)), counts.num_samples, 0)
     sampler.close()
+    return _with_advantages(outputs, 1, counts.num_samples)
+
+
+def _with_advantages(outputs: Sequence[ModelOutput], per_trajectory: int, per_group: int) -> list[TrainRow]:
     advantages = np.random.default_rng(0).standard_normal(len(outputs))
     rows = []
     for index, (output, advantage) in enumerate(zip(outputs, advantages, strict=True)):
         step = Step.from_model_output(output)
         step.advantage = float(advantage)
-        rows.append(TrainRow(step, index, index // counts.num_samples, "solver", output.logprobs))
+        rows.append(TrainRow(step, index // per_trajectory, index // per_group, "solver", output.logprobs))
     return rows
 
 
