@@ -47,7 +47,9 @@ class DataConfig:
 class ModelConfig:
     name: str = "builtin:tiny"  # a Hugging Face hub name, a local folder, builtin:tiny, or smollm2
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"  # of the trained weights
-    lora_rank: int = 0  # > 0: train a LoRA adapter of this rank (package peft)
+    attn_implementation: Literal["eager", "sdpa"] | None = None  # of the forward pass (null: what the model itself prefers)
+    lora_rank: int = 0  # > 0: train a LoRA adapter of this rank, over frozen weights, which are the reference policy (package peft)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the chat template, such as enable_thinking
     trust_remote_code: bool = False  # run Python code that comes with the model
     gradient_checkpointing: bool = False  # recompute activations in the backward pass to save memory
     compile: bool = False  # torch.compile the training forward pass

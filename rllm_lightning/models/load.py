@@ -8,10 +8,12 @@ loaded at all; `load_model` loads it.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,21 @@ import torch
 
 from rllm_lightning.config import ConfigError, ModelConfig
 
+logger = logging.getLogger(__name__)
+
 BUILTIN = ("builtin:tiny", "smollm2")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 HUB_TIMEOUT = 2.0  # seconds
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?$")
+SET_BY_CHAT = {"messages", "tools", "add_generation_prompt"}  # variables of a chat template that are not for the user to set
+
+# For tokenizers without a chat template: a heading for each message, the end token behind each answer.
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ message['role'] | capitalize }}:\n{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
+)
 
 
 def cache_folder() -> Path:
@@ -32,12 +45,14 @@ def cache_folder() -> Path:
 
 
 def check_model(config: ModelConfig) -> None:
-    """Whether the name can be loaded, as far as can be told in a moment.
+    """Whether the model can be loaded, as far as can be told in a moment.
 
     Raises:
         ConfigError: it cannot; the message says why and what to do.
     """
     name = config.name
+    if config.lora_rank > 0 and importlib.util.find_spec("peft") is None:
+        raise ConfigError(["model.lora_rank: adapters need the package peft: pip install 'rllm-lightning[lora]', or set model.lora_rank=0"])
     if name == "builtin:tiny":
         return
     if name.startswith("builtin:"):
@@ -58,34 +73,48 @@ def check_model(config: ModelConfig) -> None:
 
 
 def load_model(config: ModelConfig, seed: int = 0) -> tuple[Any, Any]:
-    """`(model, tokenizer)`: the weights in `config.dtype`, every dropout off, the tokenizer with a pad token.
+    """`(model, tokenizer)`: the weights in `config.dtype`, every dropout off, the tokenizer with a pad token and a chat template.
 
     Args:
         seed: draws the weights of `builtin:tiny` and of LoRA adapters; without effect otherwise.
 
     Raises:
-        ConfigError: the model cannot be loaded, needs code of its own while `model.trust_remote_code` is false, or `lora_rank` is set
-            without the package peft.
+        ConfigError: the model cannot be loaded, needs code of its own while `model.trust_remote_code` is false, does not know what
+            `attn_implementation` or `chat_template_kwargs` asks for, or `lora_rank` is set without the package peft.
     """
-    check_model(config)
+    tokenizer = load_tokenizer(config)
     if config.name == "builtin:tiny":
         from rllm_lightning.models.tiny import tiny_model
 
-        model, tokenizer = tiny_model(seed)
+        model, _ = tiny_model(seed)
     else:
-        folder = str(_smollm2_folder()) if config.name == "smollm2" else str(Path(config.name).expanduser())
-        model, tokenizer = _from_pretrained(config, folder if os.path.isdir(folder) else config.name)
+        model = _model_from_pretrained(config)
     model = model.to(DTYPES[config.dtype])
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.chat_template is None:
-        raise ConfigError(
-            [f"model.name: the tokenizer of {config.name!r} has no chat template; use an instruct model or set one in its folder"]
-        )
+    if config.attn_implementation is not None:
+        _set_attention(model, config)
     disable_dropout(model)
     if config.lora_rank > 0:
         model = _with_lora(model, config, seed)
     return model, tokenizer
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer alone, as `load_model` returns it. Raises `ConfigError`."""
+    check_model(config)
+    if config.name == "builtin:tiny":
+        from rllm_lightning.models.tiny import tiny_tokenizer
+
+        tokenizer = tiny_tokenizer()
+    else:
+        tokenizer = _tokenizer_from_pretrained(config)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.chat_template is None:
+        _say_that_the_template_is_plain(config.name)
+        writes_bos = tokenizer.bos_token_id is not None and tokenizer.encode("a")[:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = ("{{ bos_token }}" if writes_bos else "") + PLAIN_TEMPLATE
+    _check_template_kwargs(tokenizer, config)
+    return tokenizer
 
 
 def disable_dropout(model: torch.nn.Module) -> None:
@@ -120,17 +149,67 @@ def _check_hub(name: str) -> None:
         ) from error
 
 
-def _from_pretrained(config: ModelConfig, source: str) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _tokenizer_from_pretrained(config: ModelConfig) -> Any:
+    from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=DTYPES[config.dtype], trust_remote_code=config.trust_remote_code, use_safetensors=True
+        return AutoTokenizer.from_pretrained(_source(config), trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # as above
+        raise ConfigError([_explain(config, error)]) from error
+
+
+def _model_from_pretrained(config: ModelConfig) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            _source(config), dtype=DTYPES[config.dtype], trust_remote_code=config.trust_remote_code, use_safetensors=True
         )
     except Exception as error:  # as above
         raise ConfigError([_explain(config, error)]) from error
-    return model, tokenizer
+
+
+def _source(config: ModelConfig) -> str:
+    """Where transformers is to load from: a folder, else a name on the hub."""
+    folder = str(_smollm2_folder()) if config.name == "smollm2" else str(Path(config.name).expanduser())
+    return folder if os.path.isdir(folder) else config.name
+
+
+def _set_attention(model: Any, config: ModelConfig) -> None:
+    try:
+        model.set_attn_implementation(config.attn_implementation)
+    except (ValueError, ImportError) as error:
+        raise ConfigError([f"model.attn_implementation: {' '.join(str(error).split())[:300]}"]) from error
+    if model.config._attn_implementation != config.attn_implementation:  # code that does not let it be chosen
+        raise ConfigError(
+            [f"model.attn_implementation: {config.name!r} has {model.config._attn_implementation!r} attention alone; leave the key null"]
+        )
+
+
+@cache
+def _say_that_the_template_is_plain(name: str) -> None:
+    """Once a process."""
+    logger.warning("the tokenizer of %s has no chat template; chats are written as plain text (User:, Assistant:)", name)
+
+
+def _check_template_kwargs(tokenizer: Any, config: ModelConfig) -> None:
+    """A template ignores variables that it does not know; a misspelt one must not vanish."""
+    if not config.chat_template_kwargs:
+        return
+    from jinja2 import meta
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template = tokenizer.get_chat_template()
+    environment = _compile_jinja_template(template).environment
+    known = meta.find_undeclared_variables(environment.parse(template)) - SET_BY_CHAT
+    if unknown := sorted(set(config.chat_template_kwargs) - known):
+        raise ConfigError(
+            [
+                f"model.chat_template_kwargs.{key}: the chat template of {config.name!r} has no such variable to be set; "
+                f"there are: {', '.join(sorted(known)) or 'none'}"
+                for key in unknown
+            ]
+        )
 
 
 def _explain(config: ModelConfig, error: Exception) -> str:
@@ -141,8 +220,6 @@ def _explain(config: ModelConfig, error: Exception) -> str:
 
 
 def _with_lora(model: Any, config: ModelConfig, seed: int) -> Any:
-    if importlib.util.find_spec("peft") is None:
-        raise ConfigError(["model.lora_rank: needs the package peft"])
     from peft import LoraConfig, get_peft_model
 
     with torch.random.fork_rng(devices=[]):

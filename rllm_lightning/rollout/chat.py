@@ -6,26 +6,32 @@ nothing is ever cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class Chat:
     """A tokenizer with a chat template.
 
+    Args:
+        template_kwargs: variables of the template, such as `enable_thinking` where it has that.
+
     Raises:
         ValueError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
         if getattr(tokenizer, "chat_template", None) is None:
-            raise ValueError("rollout engine hf: the tokenizer has no chat template; set tokenizer.chat_template, or use an instruct model")
+            raise ValueError("rollout: the tokenizer has no chat template; set tokenizer.chat_template, or use an instruct model")
         self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs or {})
 
     def render(self, messages: Sequence[dict[str, Any]], for_answer: bool = True, tools: Sequence[dict[str, Any]] | None = None) -> str:
         """The prompt as text; `for_answer` ends it with the header of the assistant's next message. `tools` are JSON schemas."""
         given = None if tools is None else list(tools)
-        return self.tokenizer.apply_chat_template(list(messages), tools=given, tokenize=False, add_generation_prompt=for_answer)
+        return self.tokenizer.apply_chat_template(
+            list(messages), tools=given, tokenize=False, add_generation_prompt=for_answer, **self.template_kwargs
+        )
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

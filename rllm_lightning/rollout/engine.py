@@ -72,13 +72,14 @@ def current_request() -> RequestContext:
 @dataclass
 class EngineSetup:
     """What the trainer hands to an engine's constructor: the policy's model and tokenizer (None for engines that bring
-    their own), the sampling parameters of both modes, and the longest prompt in tokens."""
+    their own), the sampling parameters of both modes, the longest prompt in tokens, and variables of the chat template."""
 
     model: Any = None
     tokenizer: Any = None
     train: SamplingParams = field(default_factory=SamplingParams)
     val: SamplingParams = field(default_factory=SamplingParams)
     max_prompt_length: int = 1024
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 class RolloutEngine(ABC):

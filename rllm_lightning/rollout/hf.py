@@ -68,7 +68,7 @@ class HFEngine(RolloutEngine):
         self._max_batch_size = max_batch_size
         self._fast = fast
         self._kept_bytes = kept_state_mb * 2**20
-        self._chat = Chat(setup.tokenizer)
+        self._chat = Chat(setup.tokenizer, setup.chat_template_kwargs)
         self._conversations = Conversations(self._chat)
         self._stop_ids = self._chat.stop_ids(getattr(setup.model, "generation_config", None))
         self._warned_of_truncation = False

@@ -101,6 +101,7 @@ class LightningBackend(BackendProtocol):
             train=self._sampling(self.cfg.sampling.train),
             val=self._sampling(self.cfg.sampling.val),
             max_prompt_length=self.cfg.data.max_prompt_length,
+            chat_template_kwargs=self.cfg.model.chat_template_kwargs,
         )
         self.engine = ENGINES.get(self.cfg.rollout_engine.name)(setup, **{**self.cfg.rollout_engine.args, **configs})
         return self.engine

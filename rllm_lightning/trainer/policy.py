@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rllm_lightning.config import Config
 from rllm_lightning.models.load import load_model
+from rllm_lightning.trainer.adapters import has_adapter, leave_out_frozen_weights, save_adapter
 from rllm_lightning.trainer.batch import MicroBatch, Row
 from rllm_lightning.trainer.head import logprobs_from_logits, token_logprobs
 from rllm_lightning.trainer.layout import LayoutCost, PrefixTree, collate_rows, collate_trees, make_chains, micro_batches
@@ -62,6 +63,8 @@ class Policy(nn.Module):
             self.value_head = nn.Linear(width, 1, dtype=torch.promote_types(model.dtype, torch.float32))
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
+        if has_adapter(model):
+            leave_out_frozen_weights(self)
         self._reference: list[Any] = []  # in a list, so that it is no submodule: neither trained nor in checkpoints
         self._compiled_body: Callable[..., Any] | None = None
         self.eval()
@@ -159,7 +162,7 @@ class Policy(nn.Module):
     def keep_reference(self) -> None:
         """Remember the weights of this moment as the reference policy. With adapters nothing is copied: the reference is the
         model without them."""
-        if not hasattr(self.model, "disable_adapter") and not self._reference:
+        if not has_adapter(self.model) and not self._reference:
             frozen = copy.deepcopy(self.model).eval().requires_grad_(False)
             self._reference = [Policy(frozen, self.tokenizer, self.temperature, tree=self.tree_cost is not None)]
 
@@ -175,7 +178,7 @@ class Policy(nn.Module):
     @torch.no_grad()
     def reference_logprobs(self, micro: MicroBatch) -> Tensor:
         """Log-probs [B, T] of the response tokens under the reference policy."""
-        if hasattr(self.model, "disable_adapter"):
+        if has_adapter(self.model):
             with self.model.disable_adapter():
                 return self(micro).logprobs
         if not self._reference:
@@ -202,12 +205,14 @@ class Policy(nn.Module):
         return self
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer in Hugging Face format (safetensors); adapters are merged into the weights."""
+        """Write model and tokenizer in Hugging Face format (safetensors). Adapters are merged into the weights, and stand beside them
+        in `adapter/` (package peft)."""
         self.write(self.model, folder)
 
     def write(self, model: Any, folder: Path) -> None:
         """`save` of another model of this kind."""
-        if hasattr(model, "merge_and_unload"):
+        if has_adapter(model):
+            save_adapter(model, folder)
             model = copy.deepcopy(model).merge_and_unload()
         with _no_progress_bars():
             model.save_pretrained(folder)

@@ -96,7 +96,7 @@ def solution_row(chat: Chat, stop_ids: frozenset[int], example: Example) -> Row:
 
 async def _train(policy: Policy, examples: Sequence[Example], config: Config) -> None:
     settings, loss = config.warm_start, LOSSES.get("cross_entropy")
-    chat = Chat(policy.tokenizer)
+    chat = Chat(policy.tokenizer, config.model.chat_template_kwargs)
     stop_ids = chat.stop_ids(policy.model.generation_config)
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)

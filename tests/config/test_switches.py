@@ -44,6 +44,8 @@ FLIPS = {
     "task.name": "jsonl",
     "task.sizes": "0 1",
     "task.more": "{x: 1}",
+    "model.attn_implementation": "eager",
+    "model.chat_template_kwargs": "{enable_thinking: false}",
     "model.dtype": "bfloat16",
     "training.optimizer": "sgd",
     "training.beta1": "0.5",
