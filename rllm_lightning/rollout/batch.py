@@ -23,7 +23,6 @@ class Request:
     params: SamplingParams
     uniforms: np.ndarray  # float64, one for each token that may be sampled
     done: asyncio.Future[None]
-    weight_version: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 

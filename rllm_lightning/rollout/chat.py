@@ -54,3 +54,10 @@ class Chat:
         closing = self.encode(text.rpartition(answer)[2])
         added = self.tokenizer.added_tokens_decoder
         return closing[0] if closing and closing[0] in added and added[closing[0]].special else None
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds to what stands before it; `�` for one that is only a part of a character."""
+    once, twice = ([tokenizer.decode([i] * times) for i in ids] for times in (1, 2))
+    # the second of two keeps the space that some tokenizers take from the beginning of a text
+    return [two[len(one) :] if two.startswith(one) else one for one, two in zip(once, twice, strict=True)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,12 @@ class SamplingParams:
         if params.temperature < 0 or not 0 < params.top_p <= 1 or params.max_tokens < 1:
             raise ValueError(f"sampling: temperature must be >= 0, top_p in (0, 1], max_tokens >= 1; got {params}")
         return params
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether tokens are cut off, so that the sampled distribution is not the model's own (greedy decoding cuts nothing off:
+        its log-probs are the model's)."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 @dataclass
@@ -83,7 +90,15 @@ class EngineSetup:
 
 
 class RolloutEngine(ABC):
-    """Answers chat requests. `weight_version` counts the policy updates its weights have seen."""
+    """Answers chat requests. `weight_version` counts the policy updates its weights have seen.
+
+    What an engine promises beyond that, its class (or the object) says; `conformance.py` checks it:
+        gives_tokens: every answer has its token ids, log-probs and the prompt's token ids. Training needs them.
+        repeatable: a request's tokens follow from its context and the weights alone, whatever else is asked at the time.
+    """
+
+    gives_tokens: bool = True
+    repeatable: bool = False
 
     def __init__(self, setup: EngineSetup):
         self.setup = setup
@@ -112,9 +127,17 @@ class RolloutEngine(ABC):
             TerminationEvent: the prompt is longer than `max_prompt_length` (`MAX_PROMPT_LENGTH_EXCEEDED`); it is never cut.
         """
 
+    @classmethod
+    def why_not_train(cls, keys: Mapping[str, Any]) -> str | None:
+        """Why an engine with these keys under `rollout_engine` can evaluate but not train, and what to change; None: it can."""
+        return None
+
     def on_weights_updated(self, weight_version: int) -> None:
         """The policy's weights changed: whatever was derived from the old ones is stale."""
         self.weight_version = weight_version
+
+    async def rest(self) -> None:
+        """No request will come for a while: an engine that shares a device with the trainer may hand back its memory."""
 
     async def shutdown(self) -> None:
         """Release what the engine holds. Idempotent."""

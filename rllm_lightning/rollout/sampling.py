@@ -41,9 +41,9 @@ class BatchSampling:
             temperature_B = column([p.temperature or 1.0 for p in params], torch.float32)
         if any(p.temperature == 0.0 for p in params):
             greedy_B = column([p.temperature == 0.0 for p in params], torch.bool)
-        if any(is_truncated(p) for p in params):
-            top_k = [p.top_k if is_truncated(p) and p.top_k > 0 else 2**31 for p in params]
-            top_p = [p.top_p if is_truncated(p) else 1.0 for p in params]
+        if any(p.is_truncated for p in params):
+            top_k = [p.top_k if p.is_truncated and p.top_k > 0 else 2**31 for p in params]
+            top_p = [p.top_p if p.is_truncated else 1.0 for p in params]
             truncation = column(top_k, torch.int64), column(top_p, torch.float64)
         return cls(temperature_B, greedy_B, truncation)
 
@@ -54,12 +54,6 @@ class BatchSampling:
             greedy_B=None if self.greedy_B is None else self.greedy_B[rows],
             truncation=None if self.truncation is None else (self.truncation[0][rows], self.truncation[1][rows]),
         )
-
-
-def is_truncated(params: SamplingParams) -> bool:
-    """Whether tokens are cut off, so that the sampled distribution is not the model's own (greedy decoding cuts nothing off:
-    its log-probs are the model's)."""
-    return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1)
 
 
 def sample(logits_BV: Tensor, uniforms_B: Tensor, sampling: BatchSampling) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,8 @@ class ScriptedEngine(RolloutEngine):
         ValueError: no answers are given; at a request: nothing is scripted for this message.
     """
 
+    repeatable = True
+
     def __init__(self, setup: EngineSetup, *, answers: Answers):
         super().__init__(setup)
         if not (callable(answers) or (isinstance(answers, list | tuple | dict) and answers)):

@@ -56,11 +56,6 @@ class SamplingModel:
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
-    @property
-    def max_positions(self) -> int | None:
-        """The longest sequence in tokens, None where the model names no limit."""
-        return getattr(self.causal_lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
-
 
 @contextlib.contextmanager
 def exact_inference(device: torch.device) -> Iterator[None]:
