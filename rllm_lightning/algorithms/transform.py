@@ -3,7 +3,8 @@
     episodes --name the unnamed--> --leave out masked episodes and empty trajectories--> groups by (task, trajectory name)
 
 Trajectories are passed by reference: what is written to a group's trajectory stands in its episode too. To group in another
-way, hand over a `traj_grouping_hook` with the signature of `group_by_task_and_name`.
+way, hand over a `traj_grouping_hook` with the signature of `group_by_task_and_name`, which puts the episodes' own trajectories into
+groups, each into one at the most.
 """
 
 from __future__ import annotations
@@ -72,14 +73,18 @@ def transform_episodes_to_trajectory_groups(
         `avg_group_size`, `max_group_size`, `min_group_size`; zeros where nothing is left.
 
     Raises:
-        ValueError: see `group_by_task_and_name`.
+        ValueError: see `group_by_task_and_name`; a `traj_grouping_hook` returned something else than groups of the episodes' trajectories,
+            or a trajectory twice.
     """
     if transform_config.impute_missing_names and not transform_config.drop_unnamed_traj:
         for episode in episodes:
             for position, trajectory in enumerate(episode.trajectories):
                 if _is_unnamed(trajectory, transform_config):
                     trajectory.name = f"{transform_config.default_traj_name}_{position}"
-    groups = [group for group in traj_grouping_hook(episodes, transform_config, compact_filtering_config) if group.trajectories]
+    groups = traj_grouping_hook(episodes, transform_config, compact_filtering_config)
+    if traj_grouping_hook is not group_by_task_and_name:
+        _check_groups(groups, episodes, getattr(traj_grouping_hook, "__name__", repr(traj_grouping_hook)))
+    groups = [group for group in groups if group.trajectories]
     if transform_config.broadcast:
         for group in groups:
             for trajectory in group.trajectories:
@@ -95,6 +100,36 @@ def transform_episodes_to_trajectory_groups(
         "min_group_size": min(sizes, default=0),
     }
     return groups, {f"{metrics_prefix}/{name}": float(value) for name, value in metrics.items()}
+
+
+def _check_groups(groups: object, episodes: Sequence[Episode], hook: str) -> None:
+    """Whether a hook of the user's did what it is for. Advantages are written to trajectories: on a copy they would be lost, and the
+    group that comes last would overwrite those of the others."""
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, TrajectoryGroup) for group in groups):
+        raise ValueError(f"traj_grouping_hook {hook}: must return a list of TrajectoryGroup, got {_kinds(groups)}")
+    own = {id(trajectory) for episode in episodes for trajectory in episode.trajectories}
+    home: dict[int, str] = {}
+    for group in groups:
+        for trajectory in group.trajectories:
+            if not isinstance(trajectory, Trajectory):
+                raise ValueError(f"traj_grouping_hook {hook}: group {group.group_id!r} holds a {type(trajectory).__name__}, no Trajectory")
+            name = f"trajectory {trajectory.uid} ({trajectory.name!r})"
+            if id(trajectory) not in own:
+                raise ValueError(
+                    f"traj_grouping_hook {hook}: {name} in group {group.group_id!r} is none of the episodes' own; group the objects "
+                    "themselves, not copies"
+                )
+            if id(trajectory) in home:
+                raise ValueError(
+                    f"traj_grouping_hook {hook}: {name} stands twice, in groups {home[id(trajectory)]!r} and {group.group_id!r}"
+                )
+            home[id(trajectory)] = group.group_id
+
+
+def _kinds(value: object) -> str:
+    if not isinstance(value, list | tuple):
+        return type(value).__name__
+    return f"a {type(value).__name__} of {', '.join(sorted({type(item).__name__ for item in value}))}"
 
 
 def _is_unnamed(trajectory: Trajectory, config: TransformConfig) -> bool:

@@ -1,10 +1,12 @@
 """Episodes to groups: names, masks, keys, filled rewards, metrics."""
 
+import copy
+
 import pytest
 
 from rllm_lightning.algorithms.transform import group_by_task_and_name, transform_episodes_to_trajectory_groups
 from rllm_lightning.config import CompactFilteringConfig, TransformConfig
-from rllm_lightning.types import Episode, TerminationReason, Trajectory
+from rllm_lightning.types import Episode, Step, TerminationReason, Trajectory, TrajectoryGroup
 
 
 def transform(episodes, *args, **config):
@@ -143,3 +145,27 @@ def test_a_hook_groups_in_its_own_way_and_rewards_are_filled_all_the_same(make):
     groups, metrics = transform_episodes_to_trajectory_groups(episodes, TransformConfig(), traj_grouping_hook=all_in_one)
     assert [t.reward for group in groups for t in group.trajectories] == [1.0, 1.0]
     assert metrics["groups/num_groups"] == 1
+
+
+@pytest.mark.parametrize(
+    ("grouped", "message"),
+    [
+        (lambda a, b: None, "must return a list of TrajectoryGroup, got NoneType"),
+        (lambda a, b: [[a, b]], "must return a list of TrajectoryGroup, got a list of list"),
+        (lambda a, b: [TrajectoryGroup([a], "x:s"), b], "got a list of Trajectory, TrajectoryGroup"),
+        (lambda a, b: [TrajectoryGroup([a, a.steps[0]], "x:s")], "group 'x:s' holds a Step, no Trajectory"),
+        (lambda a, b: [TrajectoryGroup([a, copy.copy(b)], "x:s")], r"trajectory b \('s'\) in group 'x:s' is none of the episodes' own"),
+        (lambda a, b: [TrajectoryGroup([a], "x:s"), TrajectoryGroup([b, a], "y:s")], r"trajectory a .* twice, in groups 'x:s' and 'y:s'"),
+        (lambda a, b: [TrajectoryGroup([a, b, a], "x:s")], "twice, in groups 'x:s' and 'x:s'"),
+    ],
+)
+def test_a_hook_that_returns_something_else_is_told_so(grouped, message):
+    """Advantages would be written to objects that nobody trains on, or over each other."""
+
+    def my_hook(episodes, transform_config, compact_filtering_config):
+        return grouped(*(trajectory for episode in episodes for trajectory in episode.trajectories))
+
+    a, b = (Trajectory(uid=uid, name="s", steps=[Step()], reward=1.0) for uid in "ab")
+    episodes = [Episode(id="t:0", trajectories=[a]), Episode(id="t:1", trajectories=[b])]
+    with pytest.raises(ValueError, match=f"traj_grouping_hook my_hook: .*{message}"):
+        transform_episodes_to_trajectory_groups(episodes, TransformConfig(), traj_grouping_hook=my_hook)
