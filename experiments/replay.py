@@ -1,10 +1,11 @@
 """Replay other estimators on the rollouts that a run wrote down: what would they have done with the very same batches?
 
-    python experiments/replay.py RUN_DIR --estimators grpo,rloo,my_est [plugins=[my_pkg.my_mod]] [--steps 1-20] [--checkpoint FILE]
+    python experiments/replay.py RUN_DIR --estimators grpo,rloo,my_est [plugins=[my_pkg.my_mod]] [--steps 1-20]
+                                 [--checkpoint FILE [--train N]]
 
 An estimator's keywords stand behind its name: `pass_at_k:k=4`, `grpo:norm_adv_by_std_in_grpo=false`. Without a checkpoint no model is
-loaded: advantages are compared. With one, so are the gradients at its weights. Prints tables; writes replay.json and replay.html
-into the run's folder (or into --out). How to read it: docs/replay.md.
+loaded: advantages are compared. With one, so are the gradients at its weights, and with --train where the next N batches lead. Prints
+tables; writes replay.json and replay.html into the run's folder (or into --out). How to read it: docs/replay.md.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main(argv: list[str]) -> int:
             steps=options.steps,
             checkpoint=options.checkpoint,
             gradient_steps=options.gradient_steps,
+            train=options.train,
         )
         write(replay, options.out or replay.path, console)
     except (ValueError, OSError) as error:
@@ -53,6 +55,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", default="", metavar="S", help="batches, such as 7, 1-20 or 10- (all)")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="compare gradients at its weights")
     parser.add_argument("--gradient-steps", default="", metavar="S", help="batches for gradients (the one drawn from the checkpoint)")
+    parser.add_argument("--train", type=int, default=0, metavar="N", help="train on from the checkpoint with the N batches after it")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for replay.json and replay.html (the run's)")
     options = parser.parse_intermixed_args(argv)
     if unknown := [word for word in options.overrides if not word.startswith("plugins=")]:

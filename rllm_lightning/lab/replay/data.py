@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rllm_lightning.lab.replay.results import Estimate, EstimatorResult, GradientReport, PairResult, Replay
+from rllm_lightning.lab.replay.results import Estimate, EstimatorResult, GradientReport, PairResult, Replay, TrainingReport
 from rllm_lightning.lab.replay.sentences import caveats, conclusions, relation
 from rllm_lightning.lab.replay.tables import methods
 from rllm_lightning.types import to_plain
@@ -30,6 +30,7 @@ def replay_data(replay: Replay) -> dict[str, Any]:
             "estimators": [_estimator(result) for result in replay.estimators],
             "pairs": [_pair(pair) for pair in replay.pairs],
             "gradients": None if replay.gradients is None else _gradients(replay.gradients),
+            "training": None if replay.training is None else _training(replay.training),
             "methods": methods(replay),
         }
     )
@@ -62,3 +63,8 @@ def _gradients(report: GradientReport) -> dict[str, Any]:
         for f in dataclasses.fields(report.values)
     }
     return plain | numbers
+
+
+def _training(report: TrainingReport) -> dict[str, Any]:
+    trained = [dataclasses.asdict(trained) | {"path": str(trained.path)} for trained in report.trained]
+    return dataclasses.asdict(report) | {"trained": trained}

@@ -4,6 +4,7 @@ config.yaml -> subjects            episodes/train_step_*.jsonl -> batches, one a
                   \\                   /
                    advantages of each -> agreement of each pair, extremes, effective sample sizes   (no model)
                                       \\-> gradients at a checkpoint, on one batch or a few            (`gradients.py`)
+                                      \\-> training on from it, batch after batch                      (`training.py`)
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def replay_run(
     steps: str = "",
     checkpoint: str | Path | None = None,
     gradient_steps: str = "",
+    train: int = 0,
 ) -> Replay:
     """Replay estimators on the batches of a run.
 
@@ -47,11 +49,14 @@ def replay_run(
         checkpoint: a checkpoint file; None: no gradients.
         gradient_steps: the batches whose gradients are taken; "": the one that was drawn from the checkpoint's weights, that is the next
             one, or where the run has none, the nearest.
+        train: so many batches after the checkpoint are trained on by each estimator (`training.train_on`).
 
     Raises:
         ValueError: `run_dir` is no run or holds no episodes, a file of episodes is damaged, an estimator, step or checkpoint is not
             there; in one line.
     """
+    if train < 0 or (train and checkpoint is None):
+        raise ValueError(f"--train {train}: expected a number of batches, and a --checkpoint to train on from")
     load_plugins(plugins)
     run = RunDirectory.open(run_dir)
     config = Config.from_config(load_config([], default=str(run.config_yaml)))
@@ -73,6 +78,10 @@ def replay_run(
     replay = pass_through.replay
     if content is not None and replay.estimators:
         replay.gradients = _gradients(pass_through, Path(checkpoint or ""), content)
+        if train:
+            from rllm_lightning.lab.replay.training import train_on
+
+            replay.training = train_on(run, config, files, Path(checkpoint or ""), pass_through.whole, train)
     return replay
 
 
@@ -108,6 +117,11 @@ class _Pass:
         rejection = self.config.rllm.rejection_sample
         waits = rejection.enable and rejection.mode == "episode"
         return waits or any(weigher.subject.keeps_state for weigher in [*self.weighers.values(), self.own])
+
+    @property
+    def whole(self) -> list[Subject]:
+        """The estimators that did not fail."""
+        return [subject for subject in self.subjects if subject.label not in self.replay.failures]
 
     def over(self, files: dict[int, Path]) -> None:
         """Go over the files' batches, then sum up."""
@@ -198,7 +212,7 @@ def _gradients(done: _Pass, path: Path, content: dict[str, Any]) -> GradientRepo
         return None
     return measure_gradients(
         done.kept,
-        [subject for subject in done.subjects if subject.label not in done.replay.failures],
+        done.whole,
         load_checkpoint(path, content, done.config),
         done.config,
         is_own_checkpoint=path.resolve().parent == done.run.checkpoints.resolve(),

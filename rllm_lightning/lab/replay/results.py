@@ -104,12 +104,43 @@ class GradientReport:
         return Estimate(float(getattr(self.values, name)[index]), float(getattr(self.errors, name)[index]))
 
 
+@dataclass(frozen=True)
+class TrainedOn:
+    """What an estimator made of a checkpoint and stored batches.
+
+    `path`: its run directory. `off_policy`: the batches that were drawn from another policy; on them `drift` is the largest KL (k3) a
+    token from their sampler, `effective` the smallest effective sample size of the weights, as a share of the tokens. `score`: mean pass@1
+    of the validation at the end. `moved`: length of the change of all weights. NaN where there is none.
+    """
+
+    label: str
+    path: Path
+    off_policy: list[int]
+    score: float
+    moved: float
+    drift: float
+    effective: float
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Training on from step `step` with the batches of `steps`. `score`: of the run's own validation at `step` (NaN: it had none);
+    `cosines[i, j]`: of the changes of the weights, in the order of `trained`."""
+
+    step: int
+    steps: list[int]
+    score: float
+    trained: list[TrainedOn]
+    cosines: np.ndarray
+
+
 @dataclass
 class Replay:
     """A run's batches seen by several estimators.
 
     `steps` are those with something to train on, `empty` those without, `unusable` those that no estimator can be applied to (and
-    why). `failures`: estimators that are left out, and why. `gradients`: None without a checkpoint.
+    why). `failures`: estimators that are left out, and why. `gradients`: None without a checkpoint; `training`: None where nothing
+    was trained on.
     """
 
     path: Path
@@ -130,6 +161,7 @@ class Replay:
     reproduction: Reproduction = field(default_factory=Reproduction)
     remarks: list[str] = field(default_factory=list)
     gradients: GradientReport | None = None
+    training: TrainingReport | None = None
 
     @property
     def labels(self) -> list[str]:

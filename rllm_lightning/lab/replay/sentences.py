@@ -175,4 +175,15 @@ def _gradients(replay: Replay) -> Iterator[str]:
         yield f"the gradients are too large to be kept: their products come from sketches, ± {percent(report.relative_error)} of the norms"
 
 
-CAVEATS: list[Callable[[Replay], Iterator[str]]] = [_left_out, _not_reproduced, _batches, _episodes, _gradients]
+def _training(replay: Replay) -> Iterator[str]:
+    if (report := replay.training) is None:
+        return
+    if off_policy := {trained.label: trained.off_policy for trained in report.trained if trained.off_policy}:
+        steps = sorted({step for of_label in off_policy.values() for step in of_label})
+        yield (
+            f"when {listed(off_policy)} trained on, the rollouts of {steps_text(steps)} were another policy's; they are weighted by the "
+            f"ratio, cut at its cap. Only those of {steps_text(report.steps[:1])} are what the estimator would have met"
+        )
+
+
+CAVEATS: list[Callable[[Replay], Iterator[str]]] = [_left_out, _not_reproduced, _batches, _episodes, _gradients, _training]

@@ -57,6 +57,17 @@ def own_subject(run: AlgorithmConfig) -> Subject:
     return Subject(run.estimator_of(""), run)
 
 
+def is_own(subject: Subject, run: AlgorithmConfig) -> bool:
+    """Whether a subject is what the run itself did."""
+    asked = subject.algorithm
+    return (
+        own_names(run) == [subject.name]
+        and asked.estimator_kwargs == run.estimator_kwargs
+        and asked.norm_adv_by_std_in_grpo == run.norm_adv_by_std_in_grpo
+        and not run.use_precomputed_advantage
+    )
+
+
 def own_names(run: AlgorithmConfig) -> list[str]:
     """The estimators that the run used."""
     return list(dict.fromkeys([run.estimator_of(""), *map(run.estimator_of, run.estimator_map)]))

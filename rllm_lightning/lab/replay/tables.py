@@ -1,16 +1,17 @@
 """The tables of a replay, as text cells: what the terminal and the page show alike.
 
-To add a column: a pair of its heading and a function in `ESTIMATOR_COLUMNS`, `PAIR_COLUMNS` or `GRADIENT_COLUMNS`.
+To add a column: a pair of its heading and a function in `ESTIMATOR_COLUMNS`, `PAIR_COLUMNS`, `GRADIENT_COLUMNS` or `TRAINING_COLUMNS`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from rllm_lightning.lab.replay.extremes import Extreme
-from rllm_lightning.lab.replay.results import Estimate, EstimatorResult, GradientReport, PairResult, Replay
+from rllm_lightning.lab.replay.results import Estimate, EstimatorResult, GradientReport, PairResult, Replay, TrainedOn, TrainingReport
 from rllm_lightning.lab.replay.sentences import gradient_cosine
-from rllm_lightning.lab.replay.words import estimate, firm, number, percent
+from rllm_lightning.lab.replay.words import estimate, firm, number, percent, steps_text
 from rllm_lightning.lab.text_table import TextTable
 
 ESTIMATOR_COLUMNS: list[tuple[str, Callable[[EstimatorResult], str]]] = [
@@ -40,6 +41,17 @@ GRADIENT_COLUMNS: dict[str, tuple[str, Callable[[Estimate], str]]] = {
 }
 
 
+TRAINING_COLUMNS: list[tuple[str, Callable[[TrainedOn], str]]] = [
+    ("estimator", lambda t: t.label),
+    ("pass@1", lambda t: number(t.score)),
+    ("weights moved by", lambda t: number(t.moved)),
+    ("off-policy batches", lambda t: str(len(t.off_policy))),
+    ("largest KL a token from their sampler", lambda t: number(t.drift)),
+    ("smallest effective sample size", lambda t: percent(t.effective)),
+    ("run", lambda t: t.path.name),
+]
+
+
 def tables_of(replay: Replay) -> list[TextTable]:
     """All tables but those of single trajectories."""
     rows = [[cell(result) for _, cell in ESTIMATOR_COLUMNS] for result in replay.estimators]
@@ -49,7 +61,18 @@ def tables_of(replay: Replay) -> list[TextTable]:
         tables.append(TextTable("Agreement of advantages, mean over batches", [name for name, _ in PAIR_COLUMNS], rows))
     if replay.gradients is not None:
         tables += _gradient_tables(replay, replay.gradients)
+    if replay.training is not None:
+        tables += _training_tables(replay.training)
     return tables
+
+
+def _training_tables(report: TrainingReport) -> list[TextTable]:
+    rows = [[cell(trained) for _, cell in TRAINING_COLUMNS] for trained in report.trained]
+    title = f"Trained on from step {report.step} with the batches of {steps_text(report.steps)}; pass@1 before: {number(report.score)}"
+    tables = [TextTable(title, [name for name, _ in TRAINING_COLUMNS], rows)]
+    pairs = itertools.combinations(enumerate(report.trained), 2)
+    rows = [[f"{a.label} - {b.label}", number(float(report.cosines[i, j]))] for (i, a), (j, b) in pairs]
+    return [*tables, TextTable("Agreement of the changes of the weights", ["pair", "cosine"], rows)] if rows else tables
 
 
 def _gradient_tables(replay: Replay, report: GradientReport) -> list[TextTable]:
