@@ -176,7 +176,9 @@ LOSSES: Registry[PolicyLoss] = Registry(
 )
 TASKS: Registry[Any] = Registry("task", "task.name", [f"rllm_lightning.tasks.{name}" for name in ("reasoning_gym", "jsonl", "gridworld")])
 WORKFLOWS: Registry[Any] = Registry(
-    "workflow", "rllm.workflow.name", [f"rllm_lightning.workflows.{name}" for name in ("single_turn", "multi_turn", "solver_judge")]
+    "workflow",
+    "rllm.workflow.name",
+    [f"rllm_lightning.workflows.{name}" for name in ("single_turn", "multi_turn", "solver_judge", "distill")],
 )
 ENVIRONMENTS: Registry[Any] = Registry(
     "environment", "rllm.workflow.workflow_args.environment", ["rllm_lightning.workflows.retry", "rllm_lightning.workflows.gridworld"]

@@ -11,5 +11,6 @@ __all__, __getattr__, __dir__ = lazy_names(
         "single_turn": "SingleTurnWorkflow",
         "multi_turn": "MultiTurnWorkflow",
         "solver_judge": "SolverJudgeWorkflow",
+        "distill": "DistillWorkflow",
     },
 )
