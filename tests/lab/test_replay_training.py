@@ -25,7 +25,7 @@ RUN = [
     "rllm.rollout.n=6",
     "data.max_response_length=6",
     "warm_start.steps=25",
-    "rllm.trainer.total_batches=4",
+    "rllm.trainer.total_batches=5",
     "rllm.trainer.save_freq=1",
     "rllm.trainer.keep_checkpoints=-1",
     "rllm.trainer.test_freq=2",
@@ -129,7 +129,7 @@ def test_stored_advantages_and_kl_do_not_leak_into_the_next_training(run):
     [
         ({"train": 3}, "a --checkpoint to train on from"),
         ({"train": -1, "checkpoint": "step_1.ckpt"}, "expected a number of batches"),
-        ({"train": 4, "checkpoint": "step_1.ckpt"}, "no episodes of step 5, after the checkpoint of step 1"),
+        ({"train": 5, "checkpoint": "step_1.ckpt"}, "no episodes of step 6, after the checkpoint of step 1"),
     ],
 )
 def test_what_cannot_be_trained_on_is_said_before_it_begins(run, arguments, message):
