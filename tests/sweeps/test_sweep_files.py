@@ -12,7 +12,7 @@ from rllm_lightning.lab.sweep.trial import new_trial
 from tests.sweeps.helpers import ROOT
 
 FILES = sorted((ROOT / "sweeps").glob("*.yaml"))
-NUM_TRIALS = {"advantage_estimators": 6 * 3, "losses": 5 * 3, "group_size": 2 * 4 * 3, "ddp": 2 * 3, "tune_grpo": 20}
+NUM_TRIALS = {"advantage_estimators": 5 * 5, "losses": 5 * 3, "group_size": 2 * 4 * 3, "ddp": 2 * 3, "tune_grpo": 20}
 FEW = 5  # trials of a search that are looked at
 QUICK = [
     "task.params={min_word_len: 3, max_word_len: 4}",
