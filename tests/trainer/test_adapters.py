@@ -4,10 +4,12 @@ Also recomputed activations, with adapters and without.
 """
 
 import asyncio
+import csv
 
 import pytest
 import torch
 
+from experiments import run as run_script
 from rllm_lightning.config import Config, load_config
 from rllm_lightning.rollout.engine import EngineSetup, SamplingParams
 from rllm_lightning.rollout.hf import HFEngine
@@ -163,3 +165,20 @@ def test_recomputed_activations_give_the_same_gradients(adapter):
     assert (once, twice) == (1, 2)
     assert kept.keys() == recomputed.keys()
     assert all(torch.equal(kept[name], recomputed[name]) and kept[name].abs().max() > 0 for name in kept)
+
+
+# ----------------------------------------------------------------------------------------------------------------- preset
+
+
+def test_the_preset_lora_runs(tmp_path, capfd):
+    """Two steps with the small model in place of SmolLM2; the second one's adapter is what the first made of it."""
+    small = ["model.name=builtin:tiny", "data.train_batch_size=1", "data.max_response_length=4", "task.train_size=4", "task.val_size=1"]
+    quick = ["rllm.trainer.total_batches=2", "rllm.trainer.test_freq=-1", "rllm.trainer.val_before_train=false", "rllm.trainer.logger=[csv]"]
+    code = run_script.main(["lora", *small, *quick, "rllm.algorithm.entropy_coeff=0.1", f"run_root={tmp_path}"])  # no answer is right
+    assert code == 0, capfd.readouterr().err
+    (folder,) = (tmp_path / "rllm-lightning").glob("*")
+    with open(folder / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2"]
+    assert float(rows[0]["actor/kl_ref"]) == 0 < float(rows[1]["actor/kl_ref"])
+    assert (folder / "checkpoints" / "model" / "adapter" / "adapter_config.json").is_file()
