@@ -173,7 +173,12 @@ def test_recomputed_activations_give_the_same_gradients(adapter):
 def test_the_preset_lora_runs(tmp_path, capfd):
     """Two steps with the small model in place of SmolLM2; the second one's adapter is what the first made of it."""
     small = ["model.name=builtin:tiny", "data.train_batch_size=1", "data.max_response_length=4", "task.train_size=4", "task.val_size=1"]
-    quick = ["rllm.trainer.total_batches=2", "rllm.trainer.test_freq=-1", "rllm.trainer.val_before_train=false", "rllm.trainer.logger=[csv]"]
+    quick = [
+        "rllm.trainer.total_batches=2",
+        "rllm.trainer.test_freq=-1",
+        "rllm.trainer.val_before_train=false",
+        "rllm.trainer.logger=[csv]",
+    ]
     code = run_script.main(["lora", *small, *quick, "rllm.algorithm.entropy_coeff=0.1", f"run_root={tmp_path}"])  # no answer is right
     assert code == 0, capfd.readouterr().err
     (folder,) = (tmp_path / "rllm-lightning").glob("*")

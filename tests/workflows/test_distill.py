@@ -147,7 +147,7 @@ def test_an_engine_without_the_trained_model_is_refused():
 def test_a_prompt_and_response_beyond_the_teachers_positions_are_an_error(play, tmp_path):
     model, tokenizer = tiny_model(3)
     model.config.max_position_embeddings = 4
-    with pytest.raises(Exception, match="4 positions, fewer than the .* lower data"):
+    with pytest.raises(Exception, match=r"4 positions, fewer than the .* lower data"):
         play(save(tmp_path, model, tokenizer))
 
 
