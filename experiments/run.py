@@ -15,7 +15,7 @@ from pathlib import Path
 import rllm_lightning
 from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.config_sources import parse_argv
-from rllm_lightning.registry import ENGINES, ENVIRONMENTS, ESTIMATORS, LOSSES, TASKS, TRACKERS, WORKFLOWS
+from rllm_lightning.registry import ENGINES, ENVIRONMENTS, ESTIMATORS, LOSSES, SCORERS, TASKS, TRACKERS, WORKFLOWS
 from rllm_lightning.tracking.sweep_values import end_with_agent
 from rllm_lightning.tracking.table import Table
 from rllm_lightning.tracking.wandb_settings import is_disabled
@@ -121,7 +121,7 @@ def help_text() -> str:
     """What can be run, from the registries."""
     lines = [(__doc__ or "").strip(), ""]
     lines += ["presets:", *(f"  {path.stem:16} {_first_comment(path)}" for path in sorted(CONFIGS.glob("*.yaml"))), ""]
-    for registry in (ESTIMATORS, LOSSES, TASKS, WORKFLOWS, ENVIRONMENTS, ENGINES, TRACKERS):
+    for registry in (ESTIMATORS, LOSSES, TASKS, SCORERS, WORKFLOWS, ENVIRONMENTS, ENGINES, TRACKERS):
         lines.append(f"{_plural(registry.kind)} ({registry.key}):")
         lines += [f"  {name:30} {_summary(entry)}" for name, entry in registry.items()]
         lines.append("")

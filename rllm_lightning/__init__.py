@@ -14,8 +14,8 @@ __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "types": "Action Episode ModelOutput RewardOutput Step TerminationEvent TerminationReason Trajectory TrajectoryGroup",
-        "registry": "Registry load_plugins register_environment register_policy_loss register_rollout_engine register_task "
-        "register_tracker register_workflow",
+        "registry": "Registry load_plugins register_environment register_policy_loss register_rollout_engine register_scorer "
+        "register_task register_tracker register_workflow",
         "config": "AlgorithmConfig CompactFilteringConfig Config ConfigError RejectionSamplingConfig TransformConfig load_config "
         "rLLMAdvantageEstimator",
         "algorithms.advantage": "RLLM_ADV_ESTIMATOR_REGISTRY calculate_grpo_advantages calculate_reinforce_advantages "

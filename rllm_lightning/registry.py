@@ -1,6 +1,6 @@
 """Registries: how a name in a config becomes code.
 
-A `Registry` maps names to entries of one kind (estimators, losses, tasks, workflows, environments, rollout engines, trackers).
+A `Registry` maps names to entries of one kind (estimators, losses, tasks, scorers, workflows, environments, rollout engines, trackers).
 The library's own entries live in the registry's `home` modules, which are imported on the first look-up, so that
 importing the library costs nothing for what is not used. A user's entries live in modules of their own, named in the
 config key `plugins` and imported by `load_plugins`.
@@ -174,7 +174,14 @@ ESTIMATORS: Registry[Any] = Registry("advantage estimator", "rllm.algorithm.adv_
 LOSSES: Registry[PolicyLoss] = Registry(
     "policy loss", "rllm.algorithm.loss_fn", ["rllm_lightning.algorithms.losses", "rllm_lightning.algorithms.joint_losses"]
 )
-TASKS: Registry[Any] = Registry("task", "task.name", [f"rllm_lightning.tasks.{name}" for name in ("reasoning_gym", "jsonl", "gridworld")])
+TASKS: Registry[Any] = Registry(
+    "task",
+    "task.name",
+    [f"rllm_lightning.tasks.{name}" for name in ("reasoning_gym", "mixture", "jsonl", "parquet", "huggingface", "gridworld")],
+)
+SCORERS: Registry[Any] = Registry(
+    "scorer", "task.scorer", [f"rllm_lightning.tasks.{name}" for name in ("scorers", "math_scorer", "python_scorer", "composite_scorer")]
+)
 WORKFLOWS: Registry[Any] = Registry(
     "workflow",
     "rllm.workflow.name",
@@ -187,6 +194,7 @@ ENGINES: Registry[Any] = Registry("rollout engine", "rollout_engine.name", ["rll
 TRACKERS: Registry[Any] = Registry("tracker", "rllm.trainer.logger", ["rllm_lightning.tracking.trackers"])
 
 register_task = TASKS.register
+register_scorer = SCORERS.register
 register_workflow = WORKFLOWS.register
 register_environment = ENVIRONMENTS.register
 register_rollout_engine = ENGINES.register

@@ -242,6 +242,28 @@ def no_such_argument(path: str, owner: str, known: Sequence[str]) -> str:
     return f"{path}: {owner} has no such argument{hint} it has: {', '.join(known) or 'none'}"
 
 
+def typed_keywords(entry: Callable[..., Any], given: Mapping[str, Any], path: str, owner: str) -> dict[str, Any]:
+    """`given`, found under the key `path`, as keyword-only arguments of a registered entry that is called `owner` in messages.
+
+    Raises:
+        ValueError: one line for each keyword that it does not have, that has another type, or that it needs and was not given.
+    """
+    takes = parameters_of(entry)
+    typed: dict[str, Any] = {}
+    problems = [no_such_argument(f"{path}.{key}", owner, sorted(takes)) for key in given if key not in takes]
+    for key, (kind, default) in takes.items():
+        if key in given:
+            try:
+                typed[key] = coerce(given[key], kind)
+            except Mismatch as mismatch:
+                problems.append(f"{path}.{key}: expected {mismatch}, got {show(given[key])}")
+        elif default is MISSING:
+            problems.append(f"{path}.{key}: required, but not given (expected {describe(kind)})")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return typed
+
+
 def _unknown_key(key: str, path: str, leaves: Mapping[str, Leaf], root: type, name: Any) -> str:
     """The message for a key that is not there, with the nearest one: here, anywhere, or of the same last part."""
     full = f"{path}{key}"

@@ -1,6 +1,7 @@
 """Tasks of the package `reasoning_gym`: about a hundred procedural data sets, each with its own scorer.
 
     task.dataset=spell_backward task.params.min_word_len=3 task.params.max_word_len=5 task.train_size=1000
+    task.dataset=chain_sum task.curriculum.threshold=0.7 task.curriculum.attributes=[num_terms]
 
 The package runs in a process of its own, see `reasoning_gym_worker.py`.
 """
@@ -10,16 +11,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rllm_lightning import schema
 from rllm_lightning.registry import register_task
-from rllm_lightning.tasks.reasoning_gym_worker import WorkerError, call
+from rllm_lightning.tasks.curriculum import Curriculum, CurriculumConfig
+from rllm_lightning.tasks.reasoning_gym_worker import WORKER
 from rllm_lightning.tasks.scoring import Extract, extract_answer, present_answer
 from rllm_lightning.tasks.task import TaskSet
+from rllm_lightning.tasks.worker import WorkerError
 from rllm_lightning.types import RewardOutput
 
 logger = logging.getLogger(__name__)
+
+SCORE_LIMIT_S = 5.0  # seconds of CPU time that one answer may take to score; not of a clock, which a busy machine would outrun
 
 # Data sets whose entries have many right answers, and where in the metadata one of them stands.
 EXAMPLE_ANSWERS = {
@@ -35,6 +42,7 @@ def reasoning_gym(
     *,
     dataset: str = "spell_backward",
     params: dict[str, Any] | None = None,
+    curriculum: dict[str, Any] | None = None,
     train_size: int = 1000,
     val_size: int = 100,
     extract: Extract = "response",
@@ -53,6 +61,8 @@ def reasoning_gym(
             every `train_size` with most data sets.
         dataset: name of the data set.
         params: parameters of the data set (its config class), such as `max_word_len`.
+        curriculum: keys of `CurriculumConfig` (null: none): training begins at the easiest level and goes to the next when the
+            pass rate says so. Every level has `train_size` tasks; validation covers all levels equally, from the start.
         train_size, val_size: number of tasks.
         extract: where in a response the answer stands, see `scoring.extract_answer`.
         instruction: text put on a line of its own after each question.
@@ -63,15 +73,66 @@ def reasoning_gym(
         ValueError: an unknown data set or parameter (with the closest match), a value the data set does not take, or fewer
             distinct questions than tasks.
     """
-    params = params or {}
     if train_size < 1 or val_size < 0:
         raise ValueError(f"task.train_size must be at least 1 and task.val_size at least 0, got {train_size} and {val_size}")
-    start = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:4], "big") // 2
-    entries = call("draw", dataset, params, start, train_size + val_size)
-    ids = [f"{dataset}:val:{i}" for i in range(val_size)] + [f"{dataset}:train:{i}" for i in range(train_size)]
-    reward = ReasoningGymReward(dataset, params, dict(zip(ids, entries, strict=True)), extract, partial_credit)
-    tasks = [_task(task_id, entry, reward, instruction) for task_id, entry in reward.entries.items()]
-    return TaskSet(tasks[val_size:], tasks[:val_size], reward)
+    settings = _curriculum(curriculum)
+    reward = ReasoningGymReward(dataset, {}, extract, partial_credit)
+    if settings is None:
+        entries = _draw(dataset, params or {}, str(seed), train_size + val_size)
+        val = _add("val", entries[:val_size], params or {}, reward, instruction)
+        return TaskSet(_add("train", entries[val_size:], params or {}, reward, instruction), val, reward)
+
+    levels = _level_params(dataset, params or {}, settings)
+    val, questions = [], []
+    for level, level_params in enumerate(levels):
+        count = val_size // len(levels) + (level < val_size % len(levels))
+        entries = _draw(dataset, level_params, f"{seed}:{level}", count, questions)
+        questions += [entry["question"] for entry in entries]
+        val += _add(f"val:{level}", entries, level_params, reward, instruction, level=level)
+    train = [
+        _add(
+            f"train:{level}",
+            _draw(dataset, level_params, f"{seed}:{level}", train_size, questions),
+            level_params,
+            reward,
+            instruction,
+            level=level,
+        )
+        for level, level_params in enumerate(levels)
+    ]
+    return TaskSet(Curriculum(train, settings.threshold, settings.window), val, reward)
+
+
+def _draw(dataset: str, params: dict[str, Any], seed: str, count: int, exclude: Sequence[str] = ()) -> list[dict[str, Any]]:
+    start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big") // 2
+    return WORKER.call("draw", dataset, params, start, count, exclude)
+
+
+def _curriculum(given: dict[str, Any] | None) -> CurriculumConfig | None:
+    if given is None:
+        return None
+    problems: list[str] = []
+    settings = schema.build(CurriculumConfig, given, problems, "task.curriculum.")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return settings
+
+
+def _level_params(dataset: str, params: dict[str, Any], settings: CurriculumConfig) -> list[dict[str, Any]]:
+    """The parameters of each level: those of the user, and what the level sets."""
+    levels = settings.levels or WORKER.call("level_params", dataset, settings.attributes, settings.num_levels)
+    if set_twice := sorted({key for level in levels for key in level} & set(params)):
+        raise ValueError(f"task.params.{set_twice[0]}: the curriculum sets it; leave it out, or choose other task.curriculum.attributes")
+    return [params | level for level in levels]
+
+
+def _add(
+    part: str, entries: list[dict[str, Any]], params: dict[str, Any], reward: ReasoningGymReward, instruction: str, **more: Any
+) -> list[dict[str, Any]]:
+    """The tasks of entries, which `reward` knows from now on."""
+    known = {f"{reward.dataset}:{part}:{index}": (params, entry) for index, entry in enumerate(entries)}
+    reward.entries.update(known)
+    return [_task(task_id, entry, reward, instruction) | more for task_id, (_, entry) in known.items()]
 
 
 def _task(task_id: str, entry: dict[str, Any], reward: ReasoningGymReward, instruction: str) -> dict[str, Any]:
@@ -90,11 +151,10 @@ def _task(task_id: str, entry: dict[str, Any], reward: ReasoningGymReward, instr
 
 @dataclass(frozen=True)
 class ReasoningGymReward:
-    """The scorer of a data set. `entries` holds what it needs to know of each task, by the task's id."""
+    """The scorer of a data set. `entries` holds parameters and entry of each task, by the task's id."""
 
     dataset: str
-    params: dict[str, Any]
-    entries: dict[str, dict[str, Any]]
+    entries: dict[str, tuple[dict[str, Any], dict[str, Any]]]
     extract: Extract
     partial_credit: bool = True
 
@@ -110,7 +170,7 @@ class ReasoningGymReward:
         if answer is None:
             return RewardOutput(0.0, is_correct=False)
         try:
-            value = call("score", self.dataset, self.params, self.entries[task["id"]], answer)
+            value = WORKER.call("score", self.dataset, *self.entries[task["id"]], answer, limit_s=SCORE_LIMIT_S)
         except WorkerError as error:
             logger.warning("%s: scoring %.80r failed (%s); it counts as wrong", task["id"], answer, error)
             return RewardOutput(0.0, is_correct=False, metadata={"scorer_error": str(error)})

@@ -1,110 +1,36 @@
-"""The package `reasoning_gym` in a process of its own.
+"""What is done with the package `reasoning_gym`, in a process of its own (`worker.py`), and the way there.
 
-    call("draw", ...)    parent --request--> child: make a data set, draw entries     --reply--> entries
-    call("score", ...)   parent --request--> child: the data set's scorer, one answer --reply--> score
+    WORKER.call("draw", ...)         make a data set, draw entries
+    WORKER.call("score", ...)        the data set's scorer on one answer
+    WORKER.call("level_params", ...) the parameters of a data set at each level of its curriculum
 
 Three reasons for the process. Some data sets draw from sets of text, whose order differs between processes unless the hash
 seed is fixed, as it is in the child: all ranks and all reruns see the same tasks. Some scorers evaluate the answer as
-arithmetic, and `9**9**9**9` would never return: the child ends itself after `SCORE_LIMIT_S`, and the next call starts another.
-And some generators print, or reseed the process's random states.
+arithmetic, and `9**9**9**9` would never return. And some generators print, or reseed the process's random states.
 """
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import difflib
 import itertools
-import os
 import random
-import signal
-import subprocess
-import sys
-import threading
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from multiprocessing.connection import Connection, Pipe
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from rllm_lightning.tasks.worker import Worker, WorkerError
 from rllm_lightning.values import Mismatch, coerce
 
-SCORE_LIMIT_S = 5.0  # seconds of CPU time that one answer may take to score; not of a clock, which a busy machine would outrun
 ISO_PARSERS: dict[Any, Callable[[str], Any]] = {datetime.date: datetime.date.fromisoformat, datetime.time: datetime.time.fromisoformat}
 
-
-class WorkerError(RuntimeError):
-    """The child died, or something unexpected was raised there. The next call works again."""
+WORKER = Worker(__name__)
 
 
-# -------------------------------------------------------------------------------------------------------- the parent's side
-
-
-class _Worker:
-    """A running child and the pipe to it."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.pipe, theirs = Pipe()
-        command = [sys.executable, "-W", "ignore", "-m", __name__, str(theirs.fileno())]
-        environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        theirs.close()
-
-    def end(self) -> int:
-        """Stop the child, where it has not ended by itself, and return its exit code."""
-        self.pipe.close()
-        self.process.kill()
-        return self.process.wait()
-
-
-_lock = threading.Lock()
-_worker: _Worker | None = None
-
-
-@atexit.register
-def _end_worker() -> None:
-    if _worker is not None and _worker.owner == os.getpid():  # a forked process must not end its parent's child
-        _worker.end()
-
-
-def call(function: str, *args: Any) -> Any:
-    """Call `draw` or `score` in the child; one is started where none is alive.
-
-    Raises:
-        ValueError: the user's mistake, as `draw` found it.
-        WorkerError: anything else that went wrong there.
-    """
-    global _worker
-    with _lock:
-        if _worker is None or _worker.owner != os.getpid():
-            _worker = _Worker()
-        worker = _worker
-        try:
-            worker.pipe.send((function, args))
-            kind, value = worker.pipe.recv()
-        except BaseException as error:  # also an interrupt: the reply under way would be taken for that of the next call
-            _worker, code = None, worker.end()
-            if not isinstance(error, EOFError | OSError):
-                raise
-            reason = (
-                f"took more than {SCORE_LIMIT_S:g} s of CPU time" if code == -signal.SIGPROF else f"ended its process (exit code {code})"
-            )
-            raise WorkerError(f"{function} {reason}") from error
-    if kind == "invalid":
-        raise ValueError(value)
-    if kind == "failed":
-        raise WorkerError(value)
-    return value
-
-
-# --------------------------------------------------------------------------------------------------------- the child's side
-
-
-def draw(dataset: str, params: Mapping[str, Any], seed: int, count: int) -> list[dict[str, Any]]:
-    """The first `count` entries with distinct questions of a data set.
+def draw(dataset: str, params: Mapping[str, Any], seed: int, count: int, exclude: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """The first `count` entries of a data set with distinct questions that are none of `exclude`.
 
     Raises:
         ValueError: no such data set or parameter, a value that does not fit, or too few distinct questions.
@@ -112,11 +38,14 @@ def draw(dataset: str, params: Mapping[str, Any], seed: int, count: int) -> list
     random.seed(seed)  # a few data sets draw from the global states
     np.random.seed(seed)
     found: dict[str, dict[str, Any]] = {}
+    excluded = set(exclude)
     repeats = 0
-    for entry in _entries(dataset, params, seed, count):
-        repeats = repeats + 1 if entry["question"] in found else 0
-        found.setdefault(entry["question"], entry)
-        if len(found) == count or repeats > 100 + 10 * len(found):
+    for entry in _entries(dataset, params, seed, count) if count else ():
+        known = entry["question"] in found or entry["question"] in excluded
+        repeats = repeats + 1 if known else 0
+        if not known:
+            found[entry["question"]] = entry
+        if len(found) == count or repeats > 100 + 10 * (len(found) + len(excluded)):
             break
     if len(found) < count:
         raise ValueError(
@@ -141,17 +70,50 @@ _scorers: dict[str, Any] = {}
 
 
 def score(dataset: str, params: Mapping[str, Any], entry: dict[str, Any], answer: str) -> float:
-    """The score that the data set's own scorer gives `answer`. Past the limit the process ends (SIGPROF)."""
+    """The score that the data set's own scorer gives `answer`."""
     key = f"{dataset} {params!r}"
     if key not in _scorers:
         _scorers[key] = make(dataset, params, seed=0, size=1)
-    signal.setitimer(signal.ITIMER_PROF, SCORE_LIMIT_S)
     try:
         return float(_scorers[key].score_answer(answer, entry))
     except Exception as error:
         raise WorkerError(_describe(error)) from error
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def level_params(dataset: str, attributes: Sequence[str], num_levels: int | None) -> list[dict[str, Any]]:
+    """The parameters that the data set's own curriculum sets at each level, from easy to hard.
+
+    Args:
+        attributes: of the curriculum, raised together; one that has no further level stays at its last (none named: all).
+        num_levels: how many levels to take from the first on (None: until no attribute has a further one).
+
+    Raises:
+        ValueError: no such data set, it has no curriculum, or the curriculum no such attribute.
+    """
+    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext
+    from reasoning_gym.factory import CURRICULA
+
+    _classes_of(dataset)
+    if dataset not in CURRICULA:
+        raise ValueError(
+            f"task.curriculum: reasoning_gym has none for {dataset!r}; give the parameters of each level as task.curriculum.levels"
+        )
+    curriculum, context = CURRICULA[dataset](), DefaultCurriculumContext()
+    if unknown := [name for name in attributes if name not in curriculum.attributes]:
+        raise ValueError(f"task.curriculum.attributes: {dataset!r} has no attribute {_unknown(unknown[0], curriculum.attributes)}")
+    chosen = {name: attribute for name, attribute in curriculum.attributes.items() if not attributes or name in attributes}
+    levels = []
+    for level in range(num_levels or max(len(attribute.levels) for attribute in chosen.values())):
+        params: dict[str, Any] = {}
+        for name, attribute in chosen.items():
+            curriculum.set_attr_level(name, min(level, len(attribute.levels) - 1))
+            value = context.get_attr_value(curriculum, attribute)
+            if hasattr(attribute, "field_name"):
+                params[attribute.field_name] = value
+            else:
+                params |= {attribute.lower_field_name: min(value), attribute.upper_field_name: max(value)}
+        levels.append(params)
+    return levels
 
 
 def make(dataset: str, params: Mapping[str, Any], seed: int, size: int) -> Any:
@@ -160,17 +122,22 @@ def make(dataset: str, params: Mapping[str, Any], seed: int, size: int) -> Any:
     Raises:
         ValueError: no such data set or parameter, or a value that does not fit.
     """
-    import reasoning_gym  # takes a second
-    from reasoning_gym.factory import DATASETS
-
-    if dataset not in DATASETS:
-        raise ValueError(f"task.dataset: reasoning_gym {reasoning_gym.__version__} has no data set {_unknown(dataset, DATASETS)}")
-    dataset_cls, config_cls = DATASETS[dataset]
+    dataset_cls, config_cls = _classes_of(dataset)
     typed = _typed_fields(config_cls, params, "task.params", f"data set {dataset!r}", ours=("seed", "size"))
     try:
         return dataset_cls(config=config_cls(seed=seed, size=size, **typed))
     except (AssertionError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"task.params: {dataset!r} does not take them: {_describe(error)}") from error
+
+
+def _classes_of(dataset: str) -> tuple[type, type]:
+    """The class of a data set and that of its parameters."""
+    import reasoning_gym  # takes a second
+    from reasoning_gym.factory import DATASETS
+
+    if dataset not in DATASETS:
+        raise ValueError(f"task.dataset: reasoning_gym {reasoning_gym.__version__} has no data set {_unknown(dataset, DATASETS)}")
+    return DATASETS[dataset]
 
 
 def _typed_fields(cls: type, given: Any, path: str, owner: str, ours: Sequence[str] = ()) -> dict[str, Any]:
@@ -215,28 +182,3 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _serve(pipe: Connection) -> None:
-    """Answer requests until the parent is gone."""
-    for stop in (signal.SIGINT, signal.SIGTERM):  # a whole process group may get them; whether to stop is the parent's to decide
-        signal.signal(stop, signal.SIG_IGN)
-    functions: dict[str, Callable[..., Any]] = {"draw": draw, "score": score}
-    while True:
-        try:
-            name, args = pipe.recv()
-        except EOFError:
-            return
-        try:
-            reply: tuple[str, Any] = ("done", functions[name](*args))
-        except ValueError as error:
-            reply = ("invalid", str(error))
-        except WorkerError as error:
-            reply = ("failed", str(error))
-        except Exception:
-            reply = ("failed", traceback.format_exc())
-        pipe.send(reply)
-
-
-if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])))

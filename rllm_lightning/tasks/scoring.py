@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
-from typing import Literal
+from typing import Any, Literal
 
 Extract = Literal["response", "last_line", "last_number", "answer_tags"]
 
@@ -45,6 +46,12 @@ def present_answer(answer: str, extract: Extract) -> str:
     return response
 
 
+def answer_text(task: dict[str, Any]) -> str:
+    """The task's `answer`: text as it is, anything else as JSON."""
+    answer = task["answer"]
+    return answer if isinstance(answer, str) else json.dumps(answer)
+
+
 def exact_match(response: str, answer: str) -> bool:
     """Whether both texts are the same but for case, kinds of whitespace and Unicode's compatible forms."""
     return _normal(response) == _normal(answer)
@@ -73,3 +80,19 @@ def numeric_match(response: str, answer: str, tolerance: float) -> bool:
     """Whether the last numbers x in the response and y in the answer agree: |x - y| <= tolerance · max(1, |y|)."""
     x, y = last_number(response), last_number(answer)
     return x is not None and y is not None and math.isfinite(y) and abs(x - y) <= tolerance * max(1.0, abs(y))
+
+
+def choice_of(text: str, letters: str) -> str | None:
+    """The letter of `letters` (capitals) that a multiple-choice answer names; None where it names none.
+
+    The text may be the letter alone, in either case. Else the last one that is marked counts: in brackets, in `\\boxed{}`, or as in
+    "answer is B" and "answer: B". Else the last capital that stands alone, but no "A" or "I" with a word behind it.
+    """
+    if alone := re.fullmatch(rf"\W*([{letters}])\W*", text, re.IGNORECASE):
+        return alone[1].upper()
+    one = f"[{letters}{letters.lower()}]"
+    marked = rf"(?<!\w)[(\[]({one})[)\]]|\\boxed\{{(?:\\text\{{)?\W?({one})\b|[Aa]nswer(?: is)?:?\W*([{letters}])\b(?! [a-z])"
+    if found := list(re.finditer(marked, text)):
+        return next(filter(None, found[-1].groups())).upper()
+    capitals = re.findall(rf"(?<![\w'])(?![AI] [a-z])([{letters}])(?![\w'])", text)
+    return capitals[-1] if capitals else None

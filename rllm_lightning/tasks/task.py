@@ -7,16 +7,35 @@ To add a task source, register a function in a module of your own (or a file bes
     @register_task("x")
     def x(seed: int, *, difficulty: int = 3) -> TaskSet: ...
 
-Its keyword-only parameters are the keys under `task`, typed by their annotations.
+Its keyword-only parameters are the keys under `task`, typed by their annotations. Training tasks may depend on how the training
+goes (`AdaptiveTasks`, such as `curriculum.Curriculum`); validation tasks never do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rllm_lightning.workflows.reward import RewardFunction
+
+
+@runtime_checkable
+class AdaptiveTasks(Protocol):
+    """Training tasks that follow what the policy can do. The number of tasks stays; which task stands at an index may change.
+
+    The trainer reads a batch's tasks when the batch begins, calls `observe` when it ends, on every rank with the whole batch, and
+    keeps the state in the checkpoint.
+    """
+
+    def observe(self, pass_rates: Mapping[str, float]) -> dict[str, float]:
+        """Take note of a batch: task id -> share of correct rollouts, in the order of the batch. Returns metrics of it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `observe` has changed, as plain containers and numbers."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo `state_dict`."""
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,18 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from rllm_lightning import schema
 from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
-from rllm_lightning.algorithms.metrics import rollout_metrics, termination_metrics, validation_metrics, validation_score, workflow_metrics
+from rllm_lightning.algorithms.metrics import (
+    rollout_metrics,
+    solve_counts,
+    termination_metrics,
+    validation_metrics,
+    validation_score,
+    workflow_metrics,
+)
 from rllm_lightning.algorithms.rejection_sampling import apply_rejection_sampling_and_filtering
 from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name, transform_episodes_to_trajectory_groups
 from rllm_lightning.config import Config, ConfigError, RejectionSamplingConfig, TransformConfig
+from rllm_lightning.tasks.task import AdaptiveTasks
 from rllm_lightning.tracking.episode_logger import EpisodeLogger
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.summary import RunSummary
@@ -142,6 +150,7 @@ class UnifiedLightningModule(L.LightningModule):
             "weight_version": state.weight_version,
             "extra_info": state.extra_info,
             "rejection_sampling": state.rs_state.state_dict(),
+            "tasks": self.train_dataset.state_dict() if isinstance(self.train_dataset, AdaptiveTasks) else None,
             "last_validation": self._last_validation,
             "best_score": self._best_score,
             "random_state": random_state(),
@@ -156,6 +165,8 @@ class UnifiedLightningModule(L.LightningModule):
         state.global_step, state.epoch = saved["global_step"], saved["epoch"]
         state.weight_version, state.extra_info = saved["weight_version"], saved["extra_info"]
         state.rs_state.load_state_dict(saved["rejection_sampling"])
+        if isinstance(self.train_dataset, AdaptiveTasks):
+            self.train_dataset.load_state_dict(saved["tasks"])
         self._last_validation, self._best_score = saved["last_validation"], saved["best_score"]
         self._random_state = saved["random_state"]
         if saved["reference"] is not None and self.policy is not None:
@@ -278,6 +289,9 @@ class UnifiedLightningModule(L.LightningModule):
         state.metrics["batch/skipped"] = float(not state.has_trajectory_groups)
         state.metrics.update(workflow_metrics(state.episodes).means() | termination_metrics(state.episodes).means())
         state.metrics.update(rollout_metrics(state.episodes))
+        if isinstance(self.train_dataset, AdaptiveTasks):
+            rates = {task_id: correct / count for task_id, (count, correct) in solve_counts(state.episodes).items()}
+            state.metrics.update(self.train_dataset.observe(rates))
         self._look_at(state.episodes[:2])
 
     def on_train_batch_end(self, outputs: Any, batch: TaskBatch, batch_idx: int) -> None:

@@ -30,8 +30,17 @@ async def score(reward_function: RewardFunction, task: dict[str, Any], response:
     result = reward_function(task, response)
     if inspect.isawaitable(result):
         result = await result
+    return checked(result, f"task {task.get('id')!r}: the reward function")
+
+
+def checked(result: Any, source: str) -> RewardOutput:
+    """What a reward function returned, as a `RewardOutput` with a finite Python float.
+
+    Raises:
+        ValueError: it is anything else; `source` says of what.
+    """
     output = result if isinstance(result, RewardOutput) else RewardOutput(result)
     value = output.reward
     if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
-        raise ValueError(f"task {task.get('id')!r}: the reward function returned {result!r}; expected a finite number or a RewardOutput")
+        raise ValueError(f"{source} returned {result!r}; expected a finite number or a RewardOutput")
     return RewardOutput(float(value), output.is_correct, output.metadata)

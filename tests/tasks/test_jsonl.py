@@ -55,7 +55,9 @@ def test_exact_rewards_are_one_and_zero(write):
 
 
 def test_numeric_rewards_look_at_the_last_number(write):
-    task_set = jsonl(0, train_file=write("t.jsonl", [qa("?", "6 * 7 = 42 #### 42"), qa("?!", 0.5)]), scoring="numeric", tolerance=0.01)
+    task_set = jsonl(
+        0, train_file=write("t.jsonl", [qa("?", "6 * 7 = 42 #### 42"), qa("?!", 0.5)]), scorer="numeric", scorer_args={"tolerance": 0.01}
+    )
     whole, half = task_set.train
     assert [task_set.reward_function(whole, response) for response in ("so 42.", "42 or 43", "none")] == [1.0, 0.0, 0.0]
     assert [task_set.reward_function(half, response) for response in ("1/2", "0.509", "0.511")] == [1.0, 1.0, 0.0]
@@ -112,11 +114,11 @@ def test_nothing_left_to_train_on_is_an_error(write):
         ("{", "Expecting property name"),
         ('{"question": "q", "answer": NaN}', "NaN is not JSON"),
         ("[1, 2]", "expected an object with `question` and `answer`, got [1, 2]"),
-        ({"answer": "a"}, "`question` must be text, got None"),
+        ({"answer": "a"}, "`question` is missing or null; there are the columns answer (other names: task.columns)"),
         (qa(" ", "a"), "`question` must be text, got ' '"),
-        ({"question": "q"}, "`answer` must be text or a number, got None"),
-        (qa("q", ["a"]), "`answer` must be text or a number, got ['a']"),
-        (qa("q", ""), "`answer` must be text or a number, got ''"),
+        (qa("q", None), "`answer` is missing or null"),
+        (qa("q", ["a"]), "`answer` must be text or a finite number, got ['a']"),
+        (qa("q", ""), "`answer` must be text or a finite number, got ''"),
         (qa("q", "a", solution=3), "`solution` has the wrong type: 3"),
         (qa("q", "a", solution="b"), "the solution does not hold the answer"),
         (qa("q", "a", id=1), "the id 1 stands in line 1 already"),
@@ -139,8 +141,8 @@ def test_all_malformed_rows_come_together_but_not_without_end(write):
 
 
 def test_an_answer_without_a_number_cannot_be_scored_as_one(write):
-    with pytest.raises(ValueError, match=r":1: task\.scoring=numeric, but there is no number in the answer 'none'"):
-        jsonl(0, train_file=write("t.jsonl", [qa("q", "none")]), scoring="numeric")
+    with pytest.raises(ValueError, match=r":1: task\.scorer cannot judge by the answer 'none'"):
+        jsonl(0, train_file=write("t.jsonl", [qa("q", "none")]), scorer="numeric")
 
 
 def test_a_missing_or_empty_file_is_named_with_its_key(write, tmp_path):
@@ -156,7 +158,7 @@ def test_a_missing_or_empty_file_is_named_with_its_key(write, tmp_path):
     [
         ({"val_fraction": 1.0}, r"task\.val_fraction: must be in \[0, 1\), got 1.0"),
         ({"val_fraction": 0.1, "val_file": "x"}, r"task\.val_file, task\.val_fraction: give one"),
-        ({"tolerance": -1.0}, r"task\.tolerance: must not be negative"),
+        ({"scorer": "numeric", "scorer_args": {"tolerance": -1.0}}, r"task\.scorer_args\.tolerance: must not be negative"),
     ],
 )
 def test_settings_out_of_range_are_refused(write, settings, message):
@@ -165,7 +167,7 @@ def test_settings_out_of_range_are_refused(write, settings, message):
 
 
 def test_its_keys_are_known_to_the_config(write):
-    tree = {"task": {"name": "jsonl", "train_file": "x.jsonl", "scoring": "numeric", "val_fraction": "0.1"}}
+    tree = {"task": {"name": "jsonl", "train_file": "x.jsonl", "scorer": "numeric", "val_fraction": "0.1"}}
     config = Config.from_config(tree)
     assert TASKS.get("jsonl") is jsonl
     assert config.task.args["val_fraction"] == 0.1

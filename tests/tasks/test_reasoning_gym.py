@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from rllm_lightning.config import Config
-from rllm_lightning.tasks import reasoning_gym_worker
 from rllm_lightning.tasks.reasoning_gym import reasoning_gym
-from rllm_lightning.tasks.reasoning_gym_worker import WorkerError, call
+from rllm_lightning.tasks.reasoning_gym_worker import WORKER
+from rllm_lightning.tasks.worker import WorkerError
 
 FAST = [
     "spell_backward",
@@ -228,10 +228,10 @@ def test_the_reward_function_can_be_sent_to_another_process():
 
 def test_a_dead_child_is_replaced():
     reasoning_gym(0, train_size=1, val_size=0)
-    reasoning_gym_worker._worker.process.kill()
+    WORKER._child.process.kill()
     with pytest.raises(WorkerError, match=r"draw ended its process \(exit code -9\)"):
-        call("draw", "ab", {}, 0, 1)
-    assert len(call("draw", "ab", {}, 0, 1)) == 1
+        WORKER.call("draw", "ab", {}, 0, 1)
+    assert len(WORKER.call("draw", "ab", {}, 0, 1)) == 1
 
 
 def test_the_package_is_loaded_in_the_child_alone():

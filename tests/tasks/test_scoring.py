@@ -2,7 +2,7 @@
 
 import pytest
 
-from rllm_lightning.tasks.scoring import exact_match, extract_answer, last_number, numeric_match, present_answer
+from rllm_lightning.tasks.scoring import choice_of, exact_match, extract_answer, last_number, numeric_match, present_answer
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,29 @@ def test_texts_match_but_for_case_and_whitespace():
     assert exact_match("ﬁve", "five")  # the ligature is a compatible form
     assert not exact_match("newyork", "new york")
     assert not exact_match("new york.", "new york")
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        (" (b). ", "B"),
+        ("**C**", "C"),
+        ("B) Paris", "B"),
+        ("The answer is B.", "B"),
+        ("Answer: C", "C"),
+        ("answer is (d)", "D"),
+        ("A is wrong, so it is C", "C"),
+        ("(A) no, (B) yes", "B"),
+        ("so \\boxed{B}, not C", "B"),  # marked goes before what merely stands there
+        ("\\boxed{\\text{D}}", "D"),
+        ("It is B. A nice one.", "B"),  # the article is no answer
+        ("the answer is a guess", None),
+        ("f(a) = 2", None),
+        ("K", None),  # none of the letters
+        ("Paris", None),
+        ("", None),
+    ],
+)
+def test_the_letter_of_a_choice(text, letter):
+    assert choice_of(text, "ABCDEFGHIJ") == letter
