@@ -42,9 +42,10 @@ def _row(episode: Episode, trajectory: Trajectory, step: Step, secrets: list[str
     ]
 
 
-def prompt_of(step: Step) -> str:
-    """What the model was asked: the chat before its answer, one message a paragraph (a single message without its role)."""
-    messages = step.chat_completions
+def prompt_of(step: Step, num_known: int = 0) -> str:
+    """What the model was asked: the chat before its answer, one message a paragraph (a single message without its role); without the
+    first `num_known` messages, for a reader who has seen them."""
+    messages = step.chat_completions[num_known:]
     if messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
     if len(messages) == 1:

@@ -166,8 +166,7 @@ class LightningBackend(BackendProtocol):
         batch: TrainBatch = trainer_state.backend_batch
         assert self.policy is not None
         correction, training = self.algorithm.rollout_correction, self.cfg.training
-        several_steps = training.num_minibatches * training.num_epochs_per_batch > 1
-        want_old = not correction.bypass_mode and (several_steps or bool(self.needs & {"values", "logprobs"}) or self._kl_in_reward)
+        want_old = self._want_old
         want_reference = self.algorithm.kl_beta > 0
         if correction.bypass_mode:
             if missing := sum(row.rollout_logprobs is None for row in batch.rows):
@@ -190,6 +189,17 @@ class LightningBackend(BackendProtocol):
                 if reference is not None:
                     row.ref_logprobs = reference[index][:length]
         self._exchange_scores(batch.rows, rows)
+        if want_old and self.cfg.rllm.episode_logging.log_episodes:
+            for row in batch.rows:
+                row.step.info["old_logprobs"] = row.old_logprobs
+
+    @property
+    def _want_old(self) -> bool:
+        """Whether the log-probs before the update take a pass of their own."""
+        training = self.cfg.training
+        several_steps = training.num_minibatches * training.num_epochs_per_batch > 1
+        wanted = several_steps or bool(self.needs & {"values", "logprobs"}) or self._kl_in_reward
+        return wanted and not self.algorithm.rollout_correction.bypass_mode
 
     def _exchange_scores(self, rows: Sequence[Row], mine: Sequence[Row]) -> None:
         """All ranks get what each has computed of its rows."""
@@ -252,6 +262,7 @@ class LightningBackend(BackendProtocol):
                 self.optimizer.step()
                 self.scheduler.step()
                 steps += 1
+        self._exchange_logged(batch.rows)
         info = trainer_state.extra_info
         info["optimizer_steps"] = int(info.get("optimizer_steps", 0)) + steps
         trainer_state.metrics.update(metrics.compute(self.ranks))
@@ -261,6 +272,15 @@ class LightningBackend(BackendProtocol):
             self.optimizer.zero_grad(set_to_none=True)
             trainer_state.weight_version += 1
             self._update_rollout_weights(trainer_state.weight_version)
+
+    def _exchange_logged(self, rows: Sequence[Row]) -> None:
+        """The first rank, which writes the episodes, gets the log-probs that the update itself found where there was no pass before it."""
+        if self.ranks.world_size == 1 or self._want_old or not self.cfg.rllm.episode_logging.log_episodes:
+            return
+        found = {index: row.step.info["old_logprobs"] for index, row in enumerate(rows) if "old_logprobs" in row.step.info}
+        for part in self.ranks.gather(found):
+            for index, values in part.items():
+                rows[index].step.info["old_logprobs"] = values
 
     def _update_rollout_weights(self, version: int) -> None:
         assert self.engine is not None

@@ -38,6 +38,7 @@ from rllm_lightning.algorithms.metrics import (
 from rllm_lightning.algorithms.rejection_sampling import apply_rejection_sampling_and_filtering
 from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name, transform_episodes_to_trajectory_groups
 from rllm_lightning.config import Config, ConfigError, RejectionSamplingConfig, TransformConfig
+from rllm_lightning.rollout.chat import token_texts
 from rllm_lightning.tasks.task import AdaptiveTasks
 from rllm_lightning.tracking.episode_logger import EpisodeLogger
 from rllm_lightning.tracking.run_directory import RunDirectory
@@ -103,7 +104,7 @@ class UnifiedLightningModule(L.LightningModule):
         self.rejection_config = rejection if rejection.enable else RejectionSamplingConfig()
         self.episode_logger: EpisodeLogger | None = None
         if run is not None and config.rllm.episode_logging.log_episodes:
-            self.episode_logger = EpisodeLogger(config.rllm.episode_logging.episode_log_dir or run.episodes)
+            self.episode_logger = EpisodeLogger(config.rllm.episode_logging.episode_log_dir or run.episodes, self._token_texts)
         self.trainer_state = TrainerState()
         self.policy: torch.nn.Module | None = None
         self.workflow_engine: UnifiedWorkflowEngine | None = None
@@ -388,6 +389,10 @@ class UnifiedLightningModule(L.LightningModule):
 
     def _trackers(self) -> list[Tracker]:
         return [tracker for tracker in self.trainer.loggers if isinstance(tracker, Tracker)]
+
+    def _token_texts(self, ids: Sequence[int]) -> list[str] | None:
+        tokenizer = getattr(self.policy, "tokenizer", None)  # a backend of another kind may have none
+        return None if tokenizer is None else token_texts(tokenizer, ids)
 
     def _look_at(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:

@@ -207,6 +207,9 @@ class MinibatchUpdate:
         """The log-probs before the update: those of the earlier pass, or this pass's own where nothing was updated in between."""
         if all(row.old_logprobs is not None for row in micro.rows):
             return micro.padded([row.old_logprobs or [] for row in micro.rows], scores.logprobs.dtype)
+        if self.config.rllm.episode_logging.log_episodes:
+            for row, values in zip(micro.rows, scores.logprobs.tolist(), strict=True):
+                row.step.info["old_logprobs"] = values[: len(row.response_ids)]
         return scores.logprobs.detach()
 
     def _policy_loss(self, micro: MicroBatch, scores: Scores, old_BT: Tensor) -> Tensor:
