@@ -24,6 +24,7 @@ run: $(READY)
 	$(BIN)/python experiments/run.py $(ARGS)
 
 test: $(READY)
+	.ci/browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Several processes in every combination: some twenty minutes.

@@ -194,11 +194,14 @@ def validation_score(metrics: dict[str, float]) -> float:
 
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """What was sampled: `rollout/num_response_tokens` (all), `rollout/num_model_calls`, and over the model calls
-    `rollout/response_length/mean|max` (tokens) and `rollout/prompt_length/mean|max`."""
+    `rollout/response_length/mean|max|p10|p50|p90` (tokens) and `rollout/prompt_length/mean|max`."""
     steps = [step for episode in episodes for trajectory in episode.trajectories for step in trajectory.steps]
     lengths = {"response_length": [len(step.response_ids) for step in steps], "prompt_length": [len(step.prompt_ids) for step in steps]}
     metrics = {"rollout/num_response_tokens": float(sum(lengths["response_length"])), "rollout/num_model_calls": float(len(steps))}
     for name, values in lengths.items():
         if values:
             metrics |= {f"rollout/{name}/mean": sum(values) / len(values), f"rollout/{name}/max": float(max(values))}
+    if steps:
+        for percentile, value in zip(PERCENTILES, np.percentile(lengths["response_length"], PERCENTILES), strict=True):
+            metrics[f"rollout/response_length/p{percentile}"] = float(value)
     return metrics

@@ -1,4 +1,5 @@
-"""A line chart as SVG text: `line_chart(title, series)`. No drawing library; readable in a page and as a file of its own.
+"""Charts as SVG text: `line_chart(title, series)`, also with bands, and `stacked_chart`. No drawing library; readable in a page and as a
+file of its own.
 
 Colours follow the reader's light or dark theme by a style sheet inside the picture. Points that are not finite leave a gap.
 """
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 Point = tuple[float, float]  # (step, value)
+Span = tuple[float, float, float]  # (step, lowest, highest)
 
 WIDTH, HEIGHT = 480, 260  # of the whole picture
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 46, 30  # margins around the axes
@@ -28,27 +30,62 @@ def escape(text: object) -> str:
     return html.escape(_CONTROL.sub("\ufffd", str(text)))
 
 
-def line_chart(title: str, series: Mapping[str, Sequence[Point]], x_name: str = "step") -> str:
+def line_chart(
+    title: str,
+    series: Mapping[str, Sequence[Point]],
+    x_name: str = "step",
+    bands: Mapping[str, Sequence[Span]] | None = None,
+) -> str:
     """The chart as one `<svg>` element.
 
     Args:
         title: written above the axes.
         series: lines by name, each a list of points in ascending steps; without a finite point the chart says so.
         x_name: what is along the x axis, for the hint at a point.
+        bands: areas behind the lines by name, in the first line's colour; a span that is not finite is left out.
     """
+    shades = {name: [span for span in spans if all(map(math.isfinite, span))] for name, spans in (bands or {}).items()}
     points = [point for line in series.values() for point in line if all(map(math.isfinite, point))]
-    body = [f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>']
+    points += [(x, y) for spans in shades.values() for x, *ends in spans for y in ends]
+    names = [(k, "●", name) for k, name in enumerate(series)] + [(0, "░", name) for name in shades]
+    body = []
     if points:
         axes = _Axes([x for x, _ in points], [y for _, y in points])
         body += [
             *axes.draw(),
+            *(_draw_band(axes, "band c0", *band) for band in shades.items() if band[1]),
             *(shape for k, line in enumerate(series.items()) for shape in _draw_line(axes, k, *line, x_name)),
-            *_legend(series),
+            *_legend(names),
         ]
-    else:
-        body.append(f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">no finite values</text>')
+    return _picture(title, body)
+
+
+def stacked_chart(title: str, layers: Mapping[str, Sequence[Point]]) -> str:
+    """Layers on top of each other, the first at the bottom, as one `<svg>` element.
+
+    Args:
+        title: written above the axes.
+        layers: by name, the thickness of each at its steps; where one has no finite number, or a negative one, it is 0 thick.
+    """
+    steps = sorted({x for line in layers.values() for x, y in line if math.isfinite(x) and math.isfinite(y)})
+    if not steps:
+        return _picture(title, [])
+    floor = dict.fromkeys(steps, 0.0)
+    spans: dict[str, list[Span]] = {}
+    for name, line in layers.items():
+        thickness = {x: max(y, 0.0) for x, y in line if math.isfinite(y)}
+        spans[name] = [(x, floor[x], floor[x] + thickness.get(x, 0.0)) for x in steps]
+        floor = {x: high for x, _, high in spans[name]}
+    axes = _Axes(steps, [0.0, *floor.values()])
+    shapes = [_draw_band(axes, f"layer c{k % len(LIGHT)}", *layer) for k, layer in enumerate(spans.items())]
+    return _picture(title, [*axes.draw(), *shapes, *_legend([(k, "■", name) for k, name in enumerate(layers)])])
+
+
+def _picture(title: str, body: Sequence[str]) -> str:
+    nothing = f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">no finite values</text>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
-    return "\n".join([head, f"<style>{_STYLE}</style>", *body, "</svg>"])
+    name = f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>'
+    return "\n".join([head, f"<style>{_STYLE}</style>", name, *(body or [nothing]), "</svg>"])
 
 
 class _Axes:
@@ -115,6 +152,14 @@ def _draw_line(axes: _Axes, index: int, name: str, line: Sequence[Point], x_name
         yield f'<circle class="dot {colour}" cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="2.5"><title>{hint}</title></circle>'
 
 
+def _draw_band(axes: _Axes, kind: str, name: str, spans: Sequence[Span]) -> str:
+    wide = 6 if len(spans) == 1 else 0  # pixels to either side, for a single step to be seen
+    sides = (-wide, wide) if wide else (0,)
+    edge = [f"{axes.x(x) + side:.1f},{axes.y(high):.1f}" for x, _, high in spans for side in sides]
+    edge += [f"{axes.x(x) - side:.1f},{axes.y(low):.1f}" for x, low, _ in reversed(spans) for side in sides]
+    return f'<polygon class="{kind}" points="{" ".join(edge)}"><title>{escape(name)}</title></polygon>'
+
+
 def _finite_runs(line: Sequence[Point]) -> Iterator[list[Point]]:
     run: list[Point] = []
     for point in line:
@@ -127,18 +172,23 @@ def _finite_runs(line: Sequence[Point]) -> Iterator[list[Point]]:
         yield run
 
 
-def _legend(series: Mapping[str, Sequence[Point]]) -> Iterator[str]:
-    if len(series) > 1:
-        names = " ".join(f'<tspan class="c{k % len(LIGHT)}">● {escape(name)}</tspan>' for k, name in enumerate(series))
-        yield f'<text class="tick legend" x="{LEFT}" y="34">{names}</text>'
+def _legend(names: Sequence[tuple[int, str, str]]) -> Iterator[str]:
+    """Of (number of the colour, mark, name)."""
+    if len(names) > 1:
+        spans = " ".join(f'<tspan class="c{k % len(LIGHT)}">{mark} {escape(name)}</tspan>' for k, mark, name in names)
+        yield f'<text class="tick legend" x="{LEFT}" y="34">{spans}</text>'
 
 
 def _colours(palette: Sequence[str]) -> str:
-    return "".join(f".chart .line.c{k}{{stroke:{c}}}.chart .dot.c{k},.chart .legend .c{k}{{fill:{c}}}" for k, c in enumerate(palette))
+    return "".join(
+        f".chart .line.c{k}{{stroke:{c}}}.chart .dot.c{k},.chart .band.c{k},.chart .layer.c{k},.chart .legend .c{k}{{fill:{c}}}"
+        for k, c in enumerate(palette)
+    )
 
 
 _STYLE = (
     ".chart{font:11px system-ui,sans-serif}.chart .title{font-weight:600;font-size:12.5px;fill:#222}.chart .tick{fill:#666}"
+    ".chart .band{opacity:.18}.chart .layer{opacity:.8}"
     ".chart .grid{stroke:#ddd;stroke-width:1}.chart .axis{stroke:#888;stroke-width:1}"
     f".chart .line{{fill:none;stroke-width:1.6;stroke-linejoin:round}}{_colours(LIGHT)}"
     "@media (prefers-color-scheme:dark){.chart .title{fill:#eee}.chart .tick{fill:#aaa}.chart .grid{stroke:#333}.chart .axis{stroke:#777}"

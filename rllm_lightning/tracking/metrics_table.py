@@ -1,4 +1,5 @@
-"""`metrics.csv`: every scalar, one row a step. Kept as it grows by `MetricsTable`, read back by `read_metrics`.
+"""`metrics.csv`: every scalar, one row a step. Kept as it grows by `MetricsTable`, read back by `read_metrics`, or, while it grows, by
+`MetricsReader`.
 
 The first column is `step`; others join, at the right, when a metric first appears. Floats are written with all their digits
 (`repr`), so that reading gives the very same numbers; not-a-number is `nan`, infinities `inf` and `-inf`; an empty field is
@@ -87,14 +88,53 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
     Raises:
         ValueError: the file is not a table of metrics.
     """
+    return _numbers(Path(path), Path(path).read_text(encoding="utf-8"))
+
+
+def _numbers(path: Path, text: str) -> list[dict[str, float]]:
     try:
-        return [{key: float(value) for key, value in row.items() if value} for row in _read_text(Path(path))[1]]
+        return [{key: float(value) for key, value in row.items() if value} for row in _parse(path, text)[1]]
     except ValueError as error:
         raise ValueError(f"{path}: not a table of metrics ({error})") from error
 
 
+class MetricsReader:
+    """Reads a `metrics.csv` again and again while another process writes it; what was read before is not read once more."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._header, self._last_line, self._end = b"", b"", 0
+        self._rows: list[dict[str, float]] = []
+
+    def read(self) -> list[dict[str, float]]:
+        """All rows, as `read_metrics` gives them; none where there is no file yet.
+
+        Raises:
+            ValueError: the file is not a table of metrics.
+        """
+        if not self.path.exists():
+            self._last_line, self._end, self._rows = b"", 0, []
+            return self._rows
+        with self.path.open("rb") as file:
+            header = file.readline()
+            file.seek(max(self._end - len(self._last_line), 0))
+            if not self._end or header != self._header or file.read(len(self._last_line)) != self._last_line:
+                self._header, self._end, self._rows = header, 0, []  # written anew: a metric joined, or steps are done again
+                file.seek(0)
+            new = file.read()
+        new = new[: new.rfind(b"\n") + 1]
+        if new:
+            self._rows += _numbers(self.path, (new if self._end == 0 else header + new).decode("utf-8"))
+            self._last_line = new[new[:-1].rfind(b"\n") + 1 :]
+            self._end += len(new)
+        return self._rows
+
+
 def _read_text(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    text = path.read_text(encoding="utf-8")
+    return _parse(path, path.read_text(encoding="utf-8"))
+
+
+def _parse(path: Path, text: str) -> tuple[list[str], list[dict[str, str]]]:
     text = text[: text.rfind("\n") + 1]  # a process that was killed may leave an unfinished last line
     columns, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[STEP]]
     if columns[:1] != [STEP]:

@@ -82,6 +82,10 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def tables_json(self) -> Path:
+        return self.path / "tables.json"
+
+    @property
     def episodes(self) -> Path:
         return self.path / "episodes"
 

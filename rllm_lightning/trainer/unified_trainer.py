@@ -31,7 +31,7 @@ from rllm_lightning.registry import ESTIMATORS
 from rllm_lightning.tracking.report import write_report
 from rllm_lightning.tracking.run_directory import RunDirectory, atomic_write, config_text
 from rllm_lightning.tracking.summary import RunSummary, status_of
-from rllm_lightning.tracking.table import Table
+from rllm_lightning.tracking.table import Table, write_tables
 from rllm_lightning.tracking.tracker import Tracker
 from rllm_lightning.tracking.trackers import check_trackers, make_trackers
 from rllm_lightning.trainer.backend import LightningBackend
@@ -72,7 +72,7 @@ class UnifiedTrainer:
         train_dataset, val_dataset: tasks, as sequences of dicts; `val_dataset` may be None.
         traj_grouping_hook: a function that makes the trajectory groups, instead of one group for each task and role.
         traj_group_adv_estimator_map: role -> estimator or (estimator, loss); needs `rllm.algorithm.use_rllm=true`.
-        tables: tables of the run as a whole that trackers show, by name, such as the card of its estimator.
+        tables: tables of the run as a whole that trackers and the report show, by name, such as the card of its estimator.
 
     Raises:
         ConfigError: something does not fit; one line for each problem. Nothing expensive has happened by then.
@@ -194,6 +194,8 @@ class UnifiedTrainer:
     def _fit_here(self) -> None:
         """In a process of its own for each rank."""
         run = self.run_directory = self._run_directory() if self.is_first_rank else None
+        if run and self.tables:
+            write_tables(run.tables_json, self.tables)
         trackers = make_trackers(self.cfg, run, self.tables) if run else []
         summary = RunSummary(run, self.cfg) if run else None
         with self._closing(run, trackers, summary):
