@@ -26,7 +26,16 @@ def check_names(config: Config) -> list[str]:
         (ENGINES, config.rollout_engine.name),
         *((TRACKERS, name) for name in config.rllm.trainer.logger),
     ]
-    return [registry.unknown(name) for registry, name in chosen if name not in registry] + check_algorithm(config.rllm.algorithm)
+    problems = [registry.unknown(name) for registry, name in chosen if name not in registry] + check_algorithm(config.rllm.algorithm)
+    return problems + check_engine(config)
+
+
+def check_engine(config: Config) -> list[str]:
+    """The rollout engine can do what it is chosen for with the keys it is given."""
+    name, keys = config.rollout_engine.name, config.rollout_engine.args
+    check_keys = getattr(ENGINES.get(name), "check_keys", None) if name in ENGINES else None
+    problems = [] if check_keys is None else check_keys(keys, training=not config.rllm.trainer.val_only)
+    return [f"rollout_engine.{problem}" for problem in problems]
 
 
 def check_algorithm(algorithm: AlgorithmConfig) -> list[str]:

@@ -190,7 +190,9 @@ WORKFLOWS: Registry[Any] = Registry(
 ENVIRONMENTS: Registry[Any] = Registry(
     "environment", "rllm.workflow.workflow_args.environment", ["rllm_lightning.workflows.retry", "rllm_lightning.workflows.gridworld"]
 )
-ENGINES: Registry[Any] = Registry("rollout engine", "rollout_engine.name", ["rllm_lightning.rollout.scripted", "rllm_lightning.rollout.hf"])
+ENGINES: Registry[Any] = Registry(
+    "rollout engine", "rollout_engine.name", [f"rllm_lightning.rollout.{name}" for name in ("scripted", "hf", "openai", "vllm")]
+)
 TRACKERS: Registry[Any] = Registry("tracker", "rllm.trainer.logger", ["rllm_lightning.tracking.trackers"])
 
 register_task = TASKS.register

@@ -128,9 +128,10 @@ class RolloutEngine(ABC):
         """
 
     @classmethod
-    def why_not_train(cls, keys: Mapping[str, Any]) -> str | None:
-        """Why an engine with these keys under `rollout_engine` can evaluate but not train, and what to change; None: it can."""
-        return None
+    def check_keys(cls, keys: Mapping[str, Any], training: bool) -> list[str]:
+        """What speaks against an engine with these keys under `rollout_engine`, as far as can be told in a moment: one line each,
+        that begins with the key. `training`: its answers are to be trained on."""
+        return []
 
     def on_weights_updated(self, weight_version: int) -> None:
         """The policy's weights changed: whatever was derived from the old ones is stale."""

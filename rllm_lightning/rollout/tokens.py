@@ -117,6 +117,11 @@ class TokenEngine(RolloutEngine):
         )
 
 
+def seed_from(stream: np.random.Generator) -> int:
+    """A request's seed for a sampler that has its own random numbers; 31 bits, which every one takes."""
+    return int(stream.integers(2**31))
+
+
 def positions_of(model: Any) -> int | None:
     """The longest sequence in tokens that a Hugging Face model allows, None where its config names no limit."""
     config = getattr(model, "config", None)
