@@ -87,8 +87,8 @@ def main(argv: list[str]) -> int:
 
 
 def _tables(cfg: Config) -> dict[str, Table]:
-    """The card of the run's estimator, where a tracker shows it."""
-    if "wandb" not in cfg.rllm.trainer.logger or is_disabled(cfg):
+    """The card of the run's estimator, where a tracker shows it or the report has trajectories to go with it."""
+    if ("wandb" not in cfg.rllm.trainer.logger or is_disabled(cfg)) and not cfg.rllm.episode_logging.log_episodes:
         return {}
     from rllm_lightning.lab.card import make_card
     from rllm_lightning.lab.card_table import card_table

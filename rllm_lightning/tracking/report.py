@@ -80,10 +80,10 @@ class Report:
             header_section(self.run.path.name, summary, rows),
             charts_section(charts),
             *(special_section(name, svgs) for name, svgs in special.items()),
-            metrics_section(rows),
-            *(card_section(name, table) for name, table in read_tables(self.run.tables_json).items()),
         ]
         after = [
+            metrics_section(rows),
+            *(card_section(name, table) for name, table in read_tables(self.run.tables_json).items()),
             "<h2>Configuration</h2>",
             folded("config.yaml", f"<pre>{escape(shorten(self._config, MAX_CHARACTERS))}</pre>"),
             folded("versions", f"<pre>{escape(yaml.safe_dump(summary.get('versions', {}), sort_keys=False))}</pre>"),

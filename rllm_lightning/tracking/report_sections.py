@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -41,8 +42,8 @@ def charts_section(charts: Mapping[str, str]) -> str:
     """The headline curves; the others folded."""
     if not charts:
         return "<p>No metrics yet.</p>"
-    headline = [svg for title, svg in charts.items() if title.startswith(("val/", "reward/"))]
-    others = [svg for title, svg in charts.items() if not title.startswith(("val/", "reward/"))]
+    headline = [svg for title, svg in charts.items() if _is_first(title)]
+    others = [svg for title, svg in charts.items() if not _is_first(title)]
     more = folded(f"{len(others)} more curves", f'<div class="charts">{"".join(others)}</div>', "more curves") if others else ""
     return f'<h2>Curves</h2>\n<div class="charts">{"".join(headline)}</div>\n{more}'
 
@@ -94,6 +95,10 @@ def _notice(chosen: Chosen) -> str:
         text += f" This is a sample of whole groups, thinner for older steps; {chosen.num_shown_tasks:,} tasks are shown"
         text += f", and {chosen.num_unread:,} more files were not read." if chosen.num_unread else "."
     return escape(text)
+
+
+def _is_first(title: str) -> bool:
+    return re.fullmatch(r"val/.+/pass@\d+|reward/.+/mean", title) is not None
 
 
 def _is_tile(key: str) -> bool:

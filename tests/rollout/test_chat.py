@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from rllm_lightning.models.tiny import USER
-from rllm_lightning.rollout.chat import Chat
+from rllm_lightning.rollout.chat import Chat, token_texts
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -60,3 +60,14 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer):
     bare.chat_template = None
     with pytest.raises(ValueError, match="chat template"):
         Chat(bare)
+
+
+def test_the_texts_of_tokens_one_by_one_make_up_the_answer(tokenizer):
+    ids = Chat(tokenizer).encode("two words")
+    assert "".join(token_texts(tokenizer, ids)) == "two words"
+
+
+def test_a_token_keeps_the_space_before_its_word():
+    """Some tokenizers take the space from the beginning of a text: alone, "▁word" would be "word"."""
+    decode = lambda ids: " ".join({1: "word", 2: "other"}[i] for i in ids)  # noqa: E731
+    assert token_texts(SimpleNamespace(decode=decode), [1, 2]) == [" word", " other"]

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from rllm_lightning.tracking.chart import HEIGHT, MAX_DOTS, WIDTH, escape, line_chart, ticks
+from rllm_lightning.tracking.chart import HEIGHT, MAX_DOTS, WIDTH, escape, line_chart, stacked_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -97,3 +97,29 @@ def test_names_are_escaped():
     assert shapes(svg, "text")[0].text == "<b>&\"'��"
     assert not re.search("<[bi]>", svg)
     assert escape("<\ud800\x00é𝄞>") == "&lt;��é𝄞&gt;"
+
+
+def test_layers_stand_on_each_other():
+    """1 + 2, then 2 + 2: the upper layer lies from 1 to 3 and from 2 to 4; where a layer has no number it has no height."""
+    lower, upper = shapes(stacked_chart("t", {"a": [(0, 1.0), (1, 2.0)], "b": [(0, 2.0), (1, 2.0), (2, math.nan)]}), "polygon")
+    (_, floor), (_, next_floor) = coordinates(upper)[3], coordinates(upper)[2]
+    assert [(y) for _, y in coordinates(lower)[:2]] == [floor, next_floor]
+    ground = coordinates(lower)[2][1]
+    assert ground - coordinates(upper)[0][1] == pytest.approx(3 * (ground - floor), abs=0.3)
+    assert shapes(stacked_chart("t", {}), "polygon") == []
+
+
+def test_a_band_lies_behind_its_line_and_skips_what_is_not_finite():
+    svg = line_chart("t", {"mean": [(0, 1.0), (2, 1.0)]}, bands={"range": [(0, 0.0, 2.0), (1, math.nan, 2.0), (2, 0.0, 2.0)]})
+    (band,) = shapes(svg, "polygon")
+    (line,) = shapes(svg, "polyline")
+    assert len(coordinates(band)) == 4
+    middle = coordinates(line)[0][1]
+    assert sum(y for _, y in coordinates(band)) / 4 == pytest.approx(middle, abs=0.1)
+    assert svg.index("<polygon") < svg.index("<polyline")
+    assert "nan" not in svg
+
+
+def test_a_single_step_has_layers_that_can_be_seen():
+    (layer,) = shapes(stacked_chart("t", {"a": [(3, 1.0)]}), "polygon")
+    assert max(x for x, _ in coordinates(layer)) - min(x for x, _ in coordinates(layer)) >= 10

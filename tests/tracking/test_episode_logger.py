@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rllm_lightning.tracking.episode_logger import EpisodeLogger, read_episodes
+from rllm_lightning.tracking.episode_logger import EpisodeLogger, iterate_episodes, read_episodes, read_token_texts
 from rllm_lightning.types import Episode, Step, TerminationReason, Trajectory
 
 
@@ -84,3 +84,28 @@ def test_no_secret_reaches_the_file_while_the_tasks_own_words_stay(logger, make_
     assert "quoted" not in text
     assert "me:pw" not in text
     assert json.loads(text)["task"] == {"secret": "the word to guess", "n_tokens": 3}
+
+
+def test_the_text_of_every_sampled_token_lies_beside_the_episodes(tmp_path, make_episode):
+    """Each is asked for once, also by a logger that goes on in the same folder; without a tokenizer there is no such file."""
+    asked = []
+
+    def texts(ids):
+        asked.append(list(ids))
+        return [f"<{i}>" for i in ids]
+
+    episode = make_episode()
+    EpisodeLogger(tmp_path, texts).log([episode], "train", 1)
+    episode.trajectories[0].steps[0].response_ids, episode.trajectories[0].steps[0].logprobs = [3, 5, 4], []
+    EpisodeLogger(tmp_path, texts).log([episode, episode], "train", 2)
+    assert asked == [[3], [4, 5]]
+    assert read_token_texts(tmp_path) == {"3": "<3>", "4": "<4>", "5": "<5>"}
+    EpisodeLogger(tmp_path / "other", lambda ids: None).log([episode], "train", 1)
+    assert read_token_texts(tmp_path / "other") == {}
+
+
+def test_only_the_episodes_that_are_wanted_are_parsed(logger, make_episode):
+    path = logger.log([make_episode(f'a"\\{k}') for k in range(3)], "train", 1)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0][:40], lines[1], lines[2][:40]]) + "\n")
+    assert [episode.id for episode in iterate_episodes(path, lambda episode_id: episode_id == 'a"\\1:0')] == ['a"\\1:0']

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rllm_lightning.tracking.metrics_table import MetricsTable, as_numbers, read_metrics
+from rllm_lightning.tracking.metrics_table import MetricsReader, MetricsTable, as_numbers, read_metrics
 
 
 @pytest.fixture
@@ -131,3 +131,33 @@ def test_a_file_of_something_else_is_named(path):
     path.write_text("epoch,loss\n1,2\n")
     with pytest.raises(ValueError, match=r"metrics\.csv"):
         read_metrics(path)
+
+
+def test_a_reader_follows_a_table_as_it_grows_and_as_it_is_written_anew(path):
+    """Rows that are appended, a metric that joins (a new file), a row that is still being written, steps that a resumed run does again."""
+    reader = MetricsReader(path)
+    assert reader.read() == []
+    table = MetricsTable(path)
+    for step in range(3):
+        table.append(step, {"a": step / 2})
+        assert reader.read() == read_metrics(path)
+    table.append(2, {"b": 1.0})
+    assert reader.read() == read_metrics(path)
+    with path.open("a") as file:
+        file.write("3,0.7")
+    assert [row["step"] for row in reader.read()] == [0, 1, 2]
+    table = MetricsTable(path)
+    table.truncate_after(0)
+    table.append(1, {"a": 9.0, "b": 2.0})
+    assert reader.read() == [{"step": 0, "a": 0.0}, {"step": 1, "a": 9.0, "b": 2.0}]
+
+
+def test_a_reader_does_not_read_again_what_it_has_read(path):
+    """What stands before the last row it read is not looked at: it may be anything."""
+    reader, table = MetricsReader(path), MetricsTable(path)
+    for step in range(3):
+        table.append(step, {"a": 0.5})
+    reader.read()
+    path.write_bytes(path.read_bytes().replace(b"0,0.5\n", b"?,?.?\n", 1))
+    table.append(3, {"a": 0.25})
+    assert [row["a"] for row in reader.read()] == [0.5, 0.5, 0.5, 0.25]

@@ -81,16 +81,16 @@ def choose(browser, name, value):
     Select(browser.find_element(By.ID, name)).select_by_value(value)
 
 
-ALL = [["word", "train 2 · judge"], ["sum", "train 2 · solver"], ["sum", "train 1 · solver"]]
+ALL = [["word", "train 2 · judge · mean 0.25"], ["sum", "train 2 · solver · mean 0.5"], ["sum", "train 1 · solver · mean 0.5"]]
 
 
 def test_every_filter_leaves_the_groups_that_it_names(browser, page):
     opened(browser, page)
     assert sorted(listed(browser)) == sorted(ALL)
     for name, value, expected in [
-        ("step", "1", [["sum", "train 1 · solver"]]),
-        ("role", "judge", [["word", "train 2 · judge"]]),
-        ("end", "max_response_length_exceeded", [["word", "train 2 · judge"]]),
+        ("step", "1", [["sum", "train 1 · solver · mean 0.5"]]),
+        ("role", "judge", [["word", "train 2 · judge · mean 0.25"]]),
+        ("end", "max_response_length_exceeded", [["word", "train 2 · judge · mean 0.25"]]),
         ("mode", "train", ALL),
     ]:
         choose(browser, name, value)

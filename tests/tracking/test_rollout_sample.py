@@ -55,7 +55,7 @@ def test_lines_of_tasks_that_are_not_shown_are_not_parsed(logger, make_episode):
     """Memory and time go with what is shown: behind the tasks that are, the rest of a file may be anything."""
     path = logger.log([make_episode(f"t{t}") for t in range(40)], "train", 1)
     groups = groups_of(RolloutSample(logger.folder))
-    shown = {f'{group["task"]}:0' for group in groups}
+    shown = {f"{group['task']}:0" for group in groups}
     lines = sorted(path.read_text().splitlines(), key=lambda line: json.loads(line)["id"] not in shown)
     path.write_text("\n".join([*lines[:24], *(line[:30] for line in lines[24:])]) + "\n")
     assert groups_of(RolloutSample(logger.folder)) == groups

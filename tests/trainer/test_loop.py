@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rllm_lightning.config import ConfigError
+from rllm_lightning.tracking.episode_logger import read_episodes, read_token_texts
 from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.interruption import Interrupted
 from rllm_lightning.types import RewardOutput, TerminationEvent, TerminationReason
@@ -638,3 +639,20 @@ def test_a_users_grouping_is_used(fit):
 def test_other_strategies_that_shard_the_model_are_refused(make_trainer, strategy):
     with pytest.raises(ConfigError, match=r"lightning\.strategy: .* use fsdp2 to shard the model, else ddp"):
         make_trainer(f"lightning.strategy={strategy}", "lightning.accelerator=cpu", "lightning.devices=2")
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_logged_episodes_hold_the_trainers_log_probs_before_the_update(fit, num_minibatches):
+    """With one minibatch the update's own pass finds them, with two a pass before it; before any update they are the sampler's."""
+    run = fit(f"training.num_minibatches={num_minibatches}", "rllm.trainer.total_batches=1")
+    steps = [
+        step
+        for episode in read_episodes(run.directory.episodes / "train_step_1.jsonl")
+        for trajectory in episode.trajectories
+        for step in trajectory.steps
+    ]
+    assert len(steps) == 8
+    for step in steps:
+        assert step.info["old_logprobs"] == pytest.approx(step.logprobs, abs=1e-4)
+    texts = read_token_texts(run.directory.episodes)
+    assert "".join(texts[str(i)] for i in steps[0].response_ids).startswith(steps[0].model_response)

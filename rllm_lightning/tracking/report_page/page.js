@@ -104,7 +104,9 @@
 
   function listed(group, isCurrent) {
     const title = element("span", "task", group.task);
-    const about = element("span", "soft", [`${group.mode} ${group.step}`, group.role].filter(Boolean).join(" · "));
+    const rewards = group.members.map((member) => member.reward).filter((reward) => reward !== null);
+    const mean = rewards.length ? `mean ${number(rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length)}` : "";
+    const about = element("span", "soft", [`${group.mode} ${group.step}`, group.role, mean].filter(Boolean).join(" · "));
     const button = element("button", "", title, about, bars(group));
     button.type = "button";
     if (isCurrent) button.setAttribute("aria-current", "true");
