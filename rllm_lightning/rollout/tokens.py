@@ -77,7 +77,9 @@ class TokenEngine(RolloutEngine):
         sampled = await self.sample(prompt.ids, params, context.next_stream())
         output = self._output(prompt.ids, sampled, weight_version)
         end = sampled.tokens[-1:] if output.finish_reason == "stop" else []
-        self._conversations.remember(run, prompt, Span(f"{output.text}{self._chat.decode(end, special=True)}", sampled.tokens))
+        self._conversations.remember(
+            run, prompt, Span(f"{self._chat.as_text(output.text)}{self._chat.decode(end, special=True)}", sampled.tokens)
+        )
         return output
 
     def _check(self, prompt: list[int], params: SamplingParams) -> None:
