@@ -1,11 +1,11 @@
-# make setup | run | test | test-ddp | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
+# make setup | run | test | test-long | test-ddp | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test test-ddp lint types
+.PHONY: setup run test test-long test-ddp lint types
 
 setup: $(READY)
 
@@ -26,6 +26,10 @@ run: $(READY)
 test: $(READY)
 	.ci/browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What is too slow for `make test` in one process, such as every data set of reasoning_gym: a few minutes.
+test-long: $(READY)
+	$(BIN)/python -m pytest tests --ignore tests/ddp -m long $(ARGS)
 
 # Several processes in every combination: some twenty minutes.
 test-ddp: $(READY)

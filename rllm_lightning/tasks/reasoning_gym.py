@@ -35,6 +35,12 @@ EXAMPLE_ANSWERS = {
     "rubiks_cube": "example_correct_answer",
 }
 
+# Data sets without an answer of their own, which can be trained on but not be taught by a warm start, and why.
+WITHOUT_SOLUTION = {
+    "boxnet": "a plan for several robots is scored by simulating it; the package has no planner",
+    "rush_hour": "a list of moves is scored by playing it; the package has no solver",
+}
+
 
 @register_task("reasoning_gym")
 def reasoning_gym(
@@ -53,8 +59,8 @@ def reasoning_gym(
 
     The reward is the scorer's score, mostly in [0, 1] with partial credit; an answer is correct from a score of 1 on. An
     answer that the scorer fails on, or is not done with after `SCORE_LIMIT_S`, scores 0 and says so in the trajectory's
-    `info["scorer_error"]`. `answer` and `solution` are one right answer, where the data set knows one (`boxnet` and `rush_hour`
-    never do: `answer` is None, and there is no `solution` to teach).
+    `info["scorer_error"]`. `answer` and `solution` are one right answer, where the data set knows one (else `answer` is None, and
+    there is no `solution` to teach: `WITHOUT_SOLUTION`).
 
     Args:
         seed: of the entries. Two seeds share no entries beyond chance; one seed gives the same validation questions for
@@ -75,31 +81,25 @@ def reasoning_gym(
     """
     if train_size < 1 or val_size < 0:
         raise ValueError(f"task.train_size must be at least 1 and task.val_size at least 0, got {train_size} and {val_size}")
-    settings = _curriculum(curriculum)
     reward = ReasoningGymReward(dataset, {}, extract, partial_credit)
-    if settings is None:
+    if curriculum is None:
         entries = _draw(dataset, params or {}, str(seed), train_size + val_size)
         val = _add("val", entries[:val_size], params or {}, reward, instruction)
         return TaskSet(_add("train", entries[val_size:], params or {}, reward, instruction), val, reward)
 
-    levels = _level_params(dataset, params or {}, settings)
-    val, questions = [], []
-    for level, level_params in enumerate(levels):
+    settings = _settings(curriculum)
+    levels = list(enumerate(_level_params(dataset, params or {}, settings)))
+    val: list[dict[str, Any]] = []
+    held_out: list[str] = []  # questions
+    for level, level_params in levels:
         count = val_size // len(levels) + (level < val_size % len(levels))
-        entries = _draw(dataset, level_params, f"{seed}:{level}", count, questions)
-        questions += [entry["question"] for entry in entries]
+        entries = _draw(dataset, level_params, f"{seed}:{level}", count, held_out)
+        held_out += [entry["question"] for entry in entries]
         val += _add(f"val:{level}", entries, level_params, reward, instruction, level=level)
-    train = [
-        _add(
-            f"train:{level}",
-            _draw(dataset, level_params, f"{seed}:{level}", train_size, questions),
-            level_params,
-            reward,
-            instruction,
-            level=level,
-        )
-        for level, level_params in enumerate(levels)
-    ]
+    train = []
+    for level, level_params in levels:
+        entries = _draw(dataset, level_params, f"{seed}:{level}", train_size, held_out)
+        train.append(_add(f"train:{level}", entries, level_params, reward, instruction, level=level))
     return TaskSet(Curriculum(train, settings.threshold, settings.window), val, reward)
 
 
@@ -108,9 +108,7 @@ def _draw(dataset: str, params: dict[str, Any], seed: str, count: int, exclude: 
     return WORKER.call("draw", dataset, params, start, count, exclude)
 
 
-def _curriculum(given: dict[str, Any] | None) -> CurriculumConfig | None:
-    if given is None:
-        return None
+def _settings(given: dict[str, Any]) -> CurriculumConfig:
     problems: list[str] = []
     settings = schema.build(CurriculumConfig, given, problems, "task.curriculum.")
     if problems:

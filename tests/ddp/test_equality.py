@@ -36,6 +36,7 @@ VARIANTS = {  # name -> (overrides, workflow)
         "informed",
     ),
     "empty-rank": ([EIGHT, "training.num_minibatches=2"], "sparse"),
+    "curriculum": ([EIGHT], "rising"),
     "one-task": ([EIGHT, "data.train_batch_size=1"], "informed"),
     "micro-1": (["training.micro_batch_tokens=1"], "informed"),
     "micro-64": (["training.micro_batch_tokens=64"], "informed"),
@@ -131,4 +132,5 @@ def test_the_cases_are_what_they_are_called(one):
         row["batch/groups_after_filter"] < row["groups/num_groups"] for row in rows_of(one["filtered"]) if "groups/num_groups" in row
     )
     assert {row["batch/skipped"] for row in rows_of(one["accumulated"])} == {0.0, 1.0}
+    assert {row["curriculum/level"] for row in rows_of(one["curriculum"])} >= {0.0, 1.0, 2.0}
     assert min(row["groups/num_groups"] for row in rows_of(one["empty-rank"])) <= 1

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from rllm_lightning.config import load_config
 from rllm_lightning.registry import register_rollout_engine
 from rllm_lightning.rollout.hf import HFEngine
+from rllm_lightning.tasks.curriculum import Curriculum
 from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.sharded import whole
 from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
@@ -123,13 +124,17 @@ def held(parameters):
     return sum(part.numel() for part in local) / sum(parameter.numel() for parameter in parameters)
 
 
-KINDS = {"informed": Informed, "sparse": Sparse, "complete": Complete}
+KINDS = {"informed": Informed, "sparse": Sparse, "complete": Complete, "rising": Informed}
+
+
+def train_tasks(kind):
+    return Curriculum([make_tasks(5, f"level{level}") for level in range(4)], 0.5, 4) if kind == "rising" else make_tasks(5, "train")
 
 
 def run(case, folder):
     config = load_config([*BASE, f"run_root={folder}", f"lightning.devices={WORLD_SIZE}", *case["overrides"]])
     trainer = UnifiedTrainer(
-        LightningBackend, config, KINDS[case["kind"]], make_tasks(5, "train"), make_tasks(5, "held"), {"reward_function": graded}
+        LightningBackend, config, KINDS[case["kind"]], train_tasks(case["kind"]), make_tasks(5, "held"), {"reward_function": graded}
     )
     trainer.fit()
     run, state = trainer.run_directory, trainer.module.trainer_state
