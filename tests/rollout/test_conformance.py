@@ -1,14 +1,20 @@
 """The engine contract: kept by `hf` on both of its paths, and broken engines are told by the check that is meant for them."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from rllm_lightning.registry import ENGINES, load_plugins
 from rllm_lightning.rollout import conformance
 from rllm_lightning.rollout.conformance import FAILED, NOT_PROMISED, PASSED, Result, run_checks, table
 from rllm_lightning.rollout.conformance_checks import CHECKS, cut
 from rllm_lightning.rollout.conformance_subject import Subject
 from rllm_lightning.rollout.hf import HFEngine
 from rllm_lightning.rollout.tokens import Sample
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -178,3 +184,14 @@ def test_the_command_prints_a_table_and_exits_with_1_on_a_failure(monkeypatch, c
 def test_what_cannot_be_asked_is_one_message_and_exit_code_2(argv, message, capsys):
     assert conformance.main(argv) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_documented_engine_of_ones_own_keeps_all_but_what_the_document_says(model, tokenizer, tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"<!-- example: engine -->\n```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "my_engines.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    load_plugins(["my_engines"])
+    results = run_checks(Subject(ENGINES.get("plain"), model, tokenizer, draws=60))
+    assert failed(results) == {"top_k keeps the k most likely tokens", "top_p keeps the smallest set with that probability"}, table(results)
+    assert {result.outcome for result in results} == {PASSED, FAILED}
