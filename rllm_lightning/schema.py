@@ -146,8 +146,8 @@ def merge(base: dict[str, Any], update: Mapping[Any, Any], kind: Any = None) -> 
             base[key] = value
             continue
         if not isinstance(old, dict):
-            old = parse_structure(old) if is_mapping_text(old) and not isinstance(old, Quoted) else None
-            old = base[key] = old if isinstance(old, dict) else {}
+            written = parse_structure(str(old)) if is_mapping_text(old) and not isinstance(old, Quoted) else None
+            old = base[key] = written if isinstance(written, dict) else {}
         elif open_registry(inner) is not None:
             name = old.get("name", default_of(inner, "name"))
             if value.get("name", name) != name:
