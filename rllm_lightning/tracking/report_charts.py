@@ -16,7 +16,7 @@ from rllm_lightning.tracking.summary import is_headline
 COMPARED_AREAS = ("val", "reward", "advantage")  # metrics `{area}/{who}/{stat}` of these share a chart, a line for each `who`
 MAX_POINTS = 300  # of a line
 MAX_POINTS_OF_ALL = 40_000
-STAGES = ("generate", "group", "filter", "transform", "process", "advantage", "update", "testing")  # in the order of a step
+STAGES = ("generate", "process", "advantage", "update", "testing")  # of a step, in their order, without those that take no time to speak of
 DIFFICULTY = {"too_hard": "none solved", "effective": "rewards differ", "too_easy": "all solved"}
 
 Rows = Sequence[Mapping[str, float]]

@@ -298,6 +298,8 @@
   if (byId("filters") && groups.length) {
     fillFilters();
     update();
+    const current = byId("list").querySelector("[aria-current]");
+    if (current) byId("list").scrollTop = current.offsetTop - 4;
   }
 
   const focused = state.get("focus");
