@@ -108,7 +108,7 @@ class _Source:
     @classmethod
     def of(cls, given: Mapping[str, Any], index: int) -> _Source:
         at = f"task.mixture.{index}"
-        own = {"name": "reasoning_gym", "weight": 1.0, "data_source": None} | given
+        own: dict[str, Any] = {"name": "reasoning_gym", "weight": 1.0, "data_source": None, **given}
         name, weight, data_source = (own.pop(key) for key in ("name", "weight", "data_source"))
         if name not in TASKS:
             raise ValueError(TASKS.unknown(name, f"{at}.name"))

@@ -84,8 +84,8 @@ def reasoning_gym(
     reward = ReasoningGymReward(dataset, {}, extract, partial_credit)
     if curriculum is None:
         entries = _draw(dataset, params or {}, str(seed), train_size + val_size)
-        val = _add("val", entries[:val_size], params or {}, reward, instruction)
-        return TaskSet(_add("train", entries[val_size:], params or {}, reward, instruction), val, reward)
+        held_back = _add("val", entries[:val_size], params or {}, reward, instruction)
+        return TaskSet(_add("train", entries[val_size:], params or {}, reward, instruction), held_back, reward)
 
     settings = _settings(curriculum)
     levels = list(enumerate(_level_params(dataset, params or {}, settings)))
