@@ -153,6 +153,7 @@ class LightningBackend(BackendProtocol):
         if not is_validation and "greedy_rewards" in self.needs:
             greedy = await agent_workflow_engine.execute_tasks(list(batch), [task_id_of(task) for task in batch], mode="greedy")
             _attach_greedy_rewards(episodes, greedy)
+        await agent_workflow_engine.rollout_engine.rest()
         return episodes
 
     def transform_to_backend_batch(self, trainer_state: TrainerState) -> TrainBatch:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rllm_lightning.config import Config
 from rllm_lightning.models.load import load_model
+from rllm_lightning.models.save import save_model
 from rllm_lightning.trainer.adapters import has_adapter, leave_out_frozen_weights, save_adapter
 from rllm_lightning.trainer.batch import MicroBatch, Row
 from rllm_lightning.trainer.head import logprobs_from_logits, token_logprobs
@@ -213,20 +214,4 @@ class Policy(nn.Module):
         """`save` of another model of this kind."""
         if has_adapter(model):
             save_adapter(model, folder)
-            model = copy.deepcopy(model).merge_and_unload()
-        with _no_progress_bars():
-            model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    from transformers.utils import logging as transformers_logging
-
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
+        save_model(model, self.tokenizer, folder)
