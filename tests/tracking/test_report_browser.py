@@ -170,11 +170,10 @@ def test_a_page_of_a_running_run_loads_itself_anew_and_stays_where_the_reader_is
     report = Report(run)
     report.write(reload_s=0.5)
     opened(browser, page, "#step=1&shade=gap&open=config.yaml")
-    browser.execute_script("window.before = true")
     EpisodeLogger(run.episodes, texts_of).log([rollout("new", 0)], "train", 3)
-    report.write(reload_s=0.5)
-    WebDriverWait(browser, 10).until(lambda b: b.execute_script("return !window.before && document.readyState === 'complete'"))
-    assert browser.find_element(By.ID, "count").text == "1 of 4 groups, 2 trajectories"
+    report.write()  # the run has ended: once this is loaded, the page stays
+    count = "return document.readyState === 'complete' && document.getElementById('count').textContent"
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script(count) == "1 of 4 groups, 2 trajectories")
     assert Select(browser.find_element(By.ID, "shade")).first_selected_option.get_attribute("value") == "gap"
     assert browser.find_element(By.CSS_SELECTOR, "[data-name='config.yaml']").get_attribute("open")
 
