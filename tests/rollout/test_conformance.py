@@ -192,6 +192,8 @@ def test_the_documented_engine_of_ones_own_keeps_all_but_what_the_document_says(
     (tmp_path / "my_engines.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     load_plugins(["my_engines"])
-    results = run_checks(Subject(ENGINES.get("plain"), model, tokenizer, draws=60))
+    names = ["token ids go in", "log-probs are", "top_k", "top_p", "every end", "a later turn", "after an update", "tokens do not depend"]
+    checks = [name for name in CHECKS if name.startswith(tuple(names))]
+    results = run_checks(Subject(ENGINES.get("plain"), model, tokenizer, draws=60), checks)
     assert failed(results) == {"top_k keeps the k most likely tokens", "top_p keeps the smallest set with that probability"}, table(results)
     assert {result.outcome for result in results} == {PASSED, FAILED}
