@@ -45,6 +45,24 @@ VARIANTS = {  # name -> (overrides, workflow)
     "kl-in-loss": (["rllm.algorithm.kl_beta=0.1", "rllm.algorithm.entropy_coeff=0.01"], "informed"),
     "clipped": (["training.max_grad_norm=0.01"], "informed"),
     "warm-start": (["warm_start.steps=2", "warm_start.batch_size=2"], "informed"),
+    "multi-turn": (
+        ["data.max_prompt_length=100", "rllm.workflow.workflow_args={max_turns: 3}", "training.num_minibatches=2"],
+        "multi_turn",
+    ),
+    "solver-judge": (
+        ["data.max_prompt_length=120", "rllm.algorithm.estimator_map={judge: [rloo, ppo]}", "training.num_epochs_per_batch=2"],
+        "solver_judge",
+    ),
+    "filtered-rank": (
+        [
+            "data.shuffle=false",
+            "data.train_batch_size=4",
+            "rllm.rejection_sample.enable=true",
+            "rllm.rejection_sample.mode=group",
+            "rllm.rejection_sample.filter_uniform_groups=true",
+        ],
+        "every-other-alike",
+    ),
 }
 FURTHER = {"gae": ["rllm.algorithm.value_coeff=0.5"], "rae": []}
 
@@ -67,6 +85,9 @@ def all_cases(model):
     overrides = ["rllm.algorithm.loss_fn=kl_cov", "training.num_minibatches=2", "training.num_epochs_per_batch=2", EIGHT]
     overrides += ["rllm.algorithm.loss_kwargs={fraction: 0.3}"]
     cases["loss-kl_cov-unmoved"] = {"overrides": exact + overrides, "kind": "informed"}
+    for parts in (1, 2):
+        overrides = ["rllm.trainer.total_batches=3", f"training.num_minibatches={parts}"]
+        cases[f"one-weight-{parts}"] = {"overrides": overrides, "kind": "complete", "backend": "one-weight"}
     single = ["model.name=builtin:tiny", "training.optimizer=adamw", "training.learning_rate=1e-4", "training.max_grad_norm=1.0", EIGHT]
     return cases | {"adamw-float32": {"overrides": single, "kind": "informed"}}
 
@@ -110,7 +131,8 @@ def assert_same(value, other, where):
 
 @pytest.mark.parametrize("several", [2, pytest.param(3, marks=pytest.mark.long)], indirect=True)
 def test_episodes_metrics_and_weights_are_those_of_one_process(one, several):
-    """B06, B09, B22, B29, B38: whitening, denominators, random streams, ranks without a row, averaged gradients."""
+    """B06, B09, B22, B29, B38: whitening, denominators, random streams, ranks without a row (all groups of the first one's tasks
+    filtered; then those of both), averaged gradients; answers, conversations, and solvers with their judge."""
     assert one.keys() == several.keys()
     for name, expected in one.items():
         found = several[name]
@@ -121,6 +143,13 @@ def test_episodes_metrics_and_weights_are_those_of_one_process(one, several):
         limit = 1e-5 if name == "adamw-float32" else 1e-12
         gaps = {key: float((value - found["weights"][key]).abs().max()) for key, value in expected["weights"].items()}
         assert max(gaps.values()) <= limit, (name, max(gaps, key=gaps.get), max(gaps.values()))
+
+
+@pytest.mark.parametrize("several", [2, pytest.param(3, marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gradients_of_all_ranks_are_averaged(several, parts):
+    """B38: gradients 2 and 0 on one weight of 1, SGD with rate .1: .9 on both after a step, .7 after three; also in two micro-batches."""
+    assert several[f"one-weight-{parts}"]["weights"]["weight"].item() == pytest.approx(1 - 3 * 0.1, abs=1e-12)
 
 
 def test_the_cases_are_what_they_are_called(one):
@@ -134,3 +163,7 @@ def test_the_cases_are_what_they_are_called(one):
     assert {row["batch/skipped"] for row in rows_of(one["accumulated"])} == {0.0, 1.0}
     assert {row["curriculum/level"] for row in rows_of(one["curriculum"])} >= {0.0, 1.0, 2.0}
     assert min(row["groups/num_groups"] for row in rows_of(one["empty-rank"])) <= 1
+    assert max(row["batch/num_turns"] for row in rows_of(one["multi-turn"])) > 1
+    assert all(row["groups/num_groups"] == 2 * 3 - (row["step"] == 2) * 2 for row in rows_of(one["solver-judge"]))
+    first, second = rows_of(one["filtered-rank"])
+    assert (first["groups/num_groups"], first["batch/groups_after_filter"], second["batch/skipped"]) == (4, 2, 1)

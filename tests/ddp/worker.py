@@ -1,7 +1,7 @@
 """One rank of runs that are compared between different numbers of processes: `python worker.py CASES.json FOLDER`.
 
-CASES.json maps a case's name to `overrides` of the config and a `kind` of workflow. What a run came to is saved by the first rank
-as FOLDER/NAME.pt, the state of every rank's policy as a number in FOLDER/NAME-RANK.txt.
+CASES.json maps a case's name to `overrides` of the config, a `kind` of workflow, and maybe a `backend`. What a run came to is
+saved by the first rank as FOLDER/NAME.pt, the state of every rank's policy as a number in FOLDER/NAME-RANK.txt.
 """
 
 import hashlib
@@ -16,13 +16,17 @@ from torch.distributed.tensor import DTensor
 
 from rllm_lightning.config import load_config
 from rllm_lightning.registry import register_rollout_engine
+from rllm_lightning.rollout.engine import EngineSetup
 from rllm_lightning.rollout.hf import HFEngine
+from rllm_lightning.rollout.scripted import ScriptedEngine
 from rllm_lightning.tasks.curriculum import Curriculum
 from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.sharded import whole
 from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
 from rllm_lightning.types import TerminationEvent, TerminationReason, to_plain
+from rllm_lightning.workflows.multi_turn import MultiTurnWorkflow
 from rllm_lightning.workflows.single_turn import SingleTurnWorkflow
+from rllm_lightning.workflows.solver_judge import SolverJudgeWorkflow
 
 BASE = [
     "model.name=builtin:tiny",
@@ -88,6 +92,16 @@ class Complete(Informed):
     lost = 0.0
 
 
+class EveryOtherAlike(Complete):
+    """Answers to the tasks a, c and e are all worth the same: to those of the first of two ranks, where tasks are not shuffled."""
+
+    async def run(self, task, uid, **kwargs):
+        episode = await super().run(task, uid, **kwargs)
+        if task["answer"] in "ace":
+            episode.trajectories[0].reward = episode.trajectories[0].steps[0].reward = 0.5
+        return episode
+
+
 @register_rollout_engine("uneven")
 class Uneven(HFEngine):
     """Every answer of the first rank ends at its third token, every answer of another at its sixtieth."""
@@ -117,6 +131,35 @@ class EndsAt:
         return logits_BV
 
 
+class OneWeight(LightningBackend):
+    """A weight of 1. The loss has the slope 2 in it on one of two ranks and 0 on the other, in `num_minibatches` equal parts."""
+
+    def validate_config(self):
+        pass
+
+    def build_policy(self):
+        policy = torch.nn.Module()
+        policy.weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        return policy
+
+    def init_rollout_engine(self, **configs):
+        return ScriptedEngine(EngineSetup(), answers=["a", "b"])
+
+    async def on_train_start(self, trainer_state):
+        pass
+
+    async def process_backend_batch(self, trainer_state):
+        pass
+
+    def update_policy(self, trainer_state):
+        num_parts = self.cfg.training.num_minibatches
+        slope = sum(self.ranks.share([2.0, 0.0])) / 2 * self.ranks.world_size  # the mean over the two, shared out as a loss is
+        self.optimizer.zero_grad()
+        for part in range(num_parts):
+            self.backward(self.policy.weight * slope / num_parts, sync=part == num_parts - 1)
+        self.optimizer.step()
+
+
 def held(parameters):
     """The share of the weights that is in this process."""
     parameters = list(parameters)
@@ -124,7 +167,16 @@ def held(parameters):
     return sum(part.numel() for part in local) / sum(parameter.numel() for parameter in parameters)
 
 
-KINDS = {"informed": Informed, "sparse": Sparse, "complete": Complete, "rising": Informed}
+KINDS = {
+    "informed": Informed,
+    "sparse": Sparse,
+    "complete": Complete,
+    "rising": Informed,
+    "every-other-alike": EveryOtherAlike,
+    "multi_turn": MultiTurnWorkflow,
+    "solver_judge": SolverJudgeWorkflow,
+}
+BACKENDS = {"one-weight": OneWeight}
 
 
 def train_tasks(kind):
@@ -133,8 +185,9 @@ def train_tasks(kind):
 
 def run(case, folder):
     config = load_config([*BASE, f"run_root={folder}", f"lightning.devices={WORLD_SIZE}", *case["overrides"]])
+    backend = BACKENDS.get(case.get("backend"), LightningBackend)
     trainer = UnifiedTrainer(
-        LightningBackend, config, KINDS[case["kind"]], train_tasks(case["kind"]), make_tasks(5, "held"), {"reward_function": graded}
+        backend, config, KINDS[case["kind"]], train_tasks(case["kind"]), make_tasks(5, "held"), {"reward_function": graded}
     )
     trainer.fit()
     run, state = trainer.run_directory, trainer.module.trainer_state
