@@ -10,7 +10,7 @@ from rllm_lightning.algorithms.advantage import (
     collect_reward_and_advantage_from_trajectory_groups,
     register_rllm_adv_estimator,
 )
-from rllm_lightning.config import AlgorithmConfig
+from rllm_lightning.config import AlgorithmConfig, load_config
 
 
 @pytest.fixture
@@ -49,6 +49,15 @@ def test_all_groups_of_a_role_go_through_one_call(make, advantages_of):
     first, _, second = advantages_of(groups)
     assert first == pytest.approx([-0.1407195, 0.1407195], abs=1e-7)
     assert second == pytest.approx([-1.4071947, 1.4071947], abs=1e-7)
+
+
+def test_the_switch_of_the_config_takes_the_std_out(make, advantages_of):
+    """B48: rllm.algorithm.norm_adv_by_std_in_grpo=false, [1, 0, 0, 0]: the distances to the mean .25; with true divided by .4330137."""
+    for text, expected in (("false", [0.75, -0.25, -0.25, -0.25]), ("true", [1.7320468, *[-0.5773489] * 3])):
+        config = AlgorithmConfig.from_config(load_config([f"rllm.algorithm.norm_adv_by_std_in_grpo={text}"]))
+        groups = [make.group([1, 0, 0, 0], "a:solver")]
+        collect_reward_and_advantage_from_trajectory_groups(groups, config)
+        assert advantages_of(groups) == [pytest.approx(expected, abs=1e-7)]
 
 
 def test_groups_of_different_tasks_do_not_share_a_baseline(make, advantages_of):

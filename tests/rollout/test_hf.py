@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from rllm_lightning.registry import ENGINES
+from rllm_lightning.rollout import batch
 from rllm_lightning.rollout.engine import REQUEST, EngineSetup, RequestContext, SamplingParams
 from rllm_lightning.rollout.hf import HFEngine
+from rllm_lightning.rollout.sampling import sample
 from rllm_lightning.types import TerminationEvent, TerminationReason
 
 # ------------------------------------------------------------------------------------------------- right log-probs
@@ -45,6 +47,29 @@ def test_a_checkpoints_generation_config_has_no_influence_on_sampling(make_engin
     opinionated = copy.deepcopy(model)
     opinionated.generation_config.update(repetition_penalty=1.3, top_k=2, temperature=0.1, do_sample=False, max_new_tokens=1)
     same_answers(plain, ask(make_engine(opinionated), mixed_prompts))
+
+
+def test_no_score_of_a_large_vocabulary_is_cut_off(make_engine, make_model, ask, reference, monkeypatch):
+    """B20: 49,152 tokens, a checkpoint that asks for a repetition penalty of 1.3 and top-k 50: at the first token all scores are
+    finite, they are the model's logits, and the log-prob is of those over the temperature."""
+    model = make_model(vocab_size=49_152)
+    model.generation_config.update(repetition_penalty=1.3, top_k=50)
+    seen = []
+
+    def spy(logits_BV, uniforms_B, sampling):
+        seen.append((logits_BV.clone(), sampling))
+        return sample(logits_BV, uniforms_B, sampling)
+
+    monkeypatch.setattr(batch, "sample", spy)
+    (answer,) = ask(make_engine(model, max_tokens=1, sampling={"temperature": 0.7}), ["say a a a"])
+    ((scores, sampling),) = seen
+    assert scores.shape == (1, 49_152)
+    assert scores.isfinite().all()
+    assert (sampling.truncation, sampling.temperature_B.tolist()) == (None, [pytest.approx(0.7)])
+    with torch.no_grad():
+        logits = model(torch.tensor([answer.prompt_ids])).logits[:, -1]
+    torch.testing.assert_close(scores, logits, rtol=0, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(answer.logprobs), reference(model, answer, 0.7), rtol=0, atol=1e-4)
 
 
 def test_every_token_of_the_vocabulary_can_be_sampled(make_engine, make_model, ask, tokenizer):

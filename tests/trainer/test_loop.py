@@ -1,6 +1,7 @@
 """The loop: counting, validating, saving, stopping, and batches that have nothing to train."""
 
 import asyncio
+import math
 import os
 import pickle
 import signal
@@ -134,6 +135,21 @@ def test_a_batch_larger_than_the_data_holds_all_of_them_and_says_so(fit, caplog)
     run = fit("rllm.trainer.total_batches=2", "data.train_batch_size=64", train=make_tasks(3), backend=Recorder)
     assert [len(ids) for _, ids in run.trainer.backend.called("generate")] == [3, 3]
     assert "data.train_batch_size" in caplog.text
+
+
+def test_a_greedy_validation_divides_by_no_temperature(fit):
+    """B12: at sampling.val.temperature=0 each answer is the likeliest, so all rollouts of a task are alike."""
+    run = fit(
+        "rllm.trainer.total_batches=1",
+        "sampling.val.temperature=0",
+        "rllm.rollout.n_val=3",
+        "data.max_response_length=12",
+        val=make_tasks(2, "held"),
+    )
+    episodes = read_episodes(run.directory.episodes / "val_step_1.jsonl")
+    answers = {(episode.task_id, tuple(episode.trajectories[0].steps[0].response_ids)) for episode in episodes}
+    assert (len(episodes), len(answers)) == (6, 2)
+    assert all(math.isfinite(logprob) for episode in episodes for logprob in episode.trajectories[0].steps[0].logprobs)
 
 
 def test_the_multiplier_draws_more_tasks(fit):
@@ -323,10 +339,31 @@ def test_modes_are_eval_eval_train_and_restored(fit):
 
 
 def test_kl_to_the_reference_is_zero_at_first_and_grows(fit):
-    run = fit("rllm.trainer.total_batches=4", "rllm.algorithm.kl_beta=0.1", "training.learning_rate=1e-2")
-    kl = run.column("actor/kl_ref")
+    """At any temperature: reference and policy are divided by the same."""
+    args = ("rllm.trainer.total_batches=4", "rllm.algorithm.kl_beta=0.1", "training.learning_rate=1e-2")
+    kl = fit(*args, "sampling.train.temperature=0.7").column("actor/kl_ref")
     assert kl[0] == pytest.approx(0, abs=1e-6)
     assert kl[-1] > 1e-4
+
+
+def test_kl_to_the_reference_is_trained_and_not_only_logged(fit):
+    """B13: two steps on both runs are alike, for there is no distance in the first; then the pull holds the policy back."""
+    args = ("rllm.trainer.total_batches=4", "training.optimizer=sgd", "training.learning_rate=0.3", "training.max_grad_norm=0")
+    weak, strong = (fit(*args, f"rllm.algorithm.kl_beta={beta}").column("actor/kl_ref") for beta in (1e-9, 0.3))
+    assert strong[:2] == pytest.approx(weak[:2], rel=1e-4, abs=1e-7)
+    assert 0 < strong[-1] < 0.6 * weak[-1]
+
+
+def test_the_entropy_bonus_is_trained_and_not_only_logged(fit):
+    """Equal rewards teach nothing by themselves."""
+    norms = [
+        fit("rllm.trainer.total_batches=1", f"rllm.algorithm.entropy_coeff={coefficient}", reward=lambda task, response: 1.0).rows[0][
+            "optim/grad_norm"
+        ]
+        for coefficient in (0.0, 0.1)
+    ]
+    assert norms[0] == 0
+    assert norms[1] > 1e-4
 
 
 def test_kl_in_the_reward_changes_the_rewards_only(fit):
@@ -427,6 +464,48 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(fit):
         assert resumed.deterministic_rows() == whole.deterministic_rows()
         for a, b in zip(whole.trainer.module.policy.parameters(), resumed.trainer.module.policy.parameters(), strict=True):
             assert torch.equal(a, b)
+
+
+class Rates(Recorder):
+    """Notes the learning rate of every optimizer step."""
+
+    def _clip(self):
+        self.calls.append(("rate", self.scheduler.get_last_lr()[0]))
+        return super()._clip()
+
+
+def test_the_warm_up_goes_step_by_step_also_over_a_resume(fit):
+    """B32: 8 batches of 2 updates, ratio .25: factors .25, .5, .75, 1 and then 1; validations between them change nothing."""
+    args = (
+        "rllm.trainer.total_batches=8",
+        "training.num_epochs_per_batch=2",
+        "rllm.algorithm.warmup_steps_ratio=0.25",
+        "training.learning_rate=8e-4",
+        "rllm.trainer.test_freq=1",
+        "rllm.trainer.save_freq=1",
+        "rllm.trainer.keep_checkpoints=0",
+    )
+    whole = fit(*args, val=make_tasks(1, "held"), backend=Rates)
+    assert whole.trainer.backend.called("rate") == pytest.approx([2e-4, 4e-4, 6e-4, *[8e-4] * 13])
+    checkpoint = whole.directory.checkpoints / "step_1.ckpt"
+    resumed = fit(*args, f"rllm.trainer.resume={checkpoint}", val=make_tasks(1, "held"), backend=Rates)
+    assert resumed.trainer.backend.called("rate") == pytest.approx([6e-4, *[8e-4] * 13])
+
+
+@pytest.mark.parametrize("killed_after", [3, 8])
+def test_a_resume_reads_what_is_left_of_the_data(fit, killed_after):
+    """B31: 8 samples, 2 epochs, killed after 3 and after 8: each sample once an epoch, the second in the order of an uninterrupted
+    run, and the same final weights."""
+    args = ("rllm.trainer.total_epochs=2", "data.train_batch_size=1", "rllm.rollout.n=2", "rllm.trainer.save_freq=1")
+    args = (*args, "rllm.trainer.keep_checkpoints=0")
+    whole = fit(*args, train=make_tasks(8), backend=Recorder)
+    order = [ids for _, ids in whole.trainer.backend.called("generate")]
+    assert sorted(order[:8]) == sorted(order[8:]) == [[f"letters:{i}"] for i in range(8)]
+    checkpoint = whole.directory.checkpoints / f"step_{killed_after}.ckpt"
+    resumed = fit(*args, f"rllm.trainer.resume={checkpoint}", train=make_tasks(8), backend=Recorder)
+    assert [ids for _, ids in resumed.trainer.backend.called("generate")] == order[killed_after:]
+    for a, b in zip(whole.trainer.module.policy.parameters(), resumed.trainer.module.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_finished_run_can_be_made_longer(fit):
