@@ -5,6 +5,7 @@
     python experiments/benchmark.py train                          one update pass, beside padded rows with full logits
     python experiments/benchmark.py step [--peer PYTHON]           whole GRPO steps, beside TRL in the environment of PYTHON
     python experiments/benchmark.py ddp                            whole GRPO steps by two processes, beside one
+    python experiments/benchmark.py harness                        what is neither model nor update, for each episode by stage
 
 Variants of a table take turns in one run; ratios are ratios of medians. Without --model, SmolLM2 and the tiny model are measured.
 Let nothing else run meanwhile.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 RUN_SCRIPT = Path(__file__).parent / "run.py"
 PEER_SCRIPT = Path(__file__).parent / "peers" / "trl_grpo.py"
 MODELS = ("smollm2", "builtin:tiny")
-REPEATS = {"advantage": 5, "rollout": 5, "train": 3, "step": 1, "ddp": 1}
+REPEATS = {"advantage": 5, "rollout": 5, "train": 3, "step": 1, "ddp": 1, "harness": 3}
 PIPED_WIDTH = 200  # characters, where the output is not a terminal
 
 
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peer", type=Path, metavar="PYTHON", help="with step: the interpreter to run TRL with")
     sizes = parser.add_argument_group("sizes, where others than the usual ones are wanted")
     sizes.add_argument("--trajectories", type=int, default=1_000_000, help="with advantage, in groups of 8 (default: %(default)s)")
+    sizes.add_argument("--episodes", type=int, default=10_000, help="with harness, in groups of 8 (default: %(default)s)")
     for name in ("prompts", "samples", "max-tokens"):
         sizes.add_argument(f"--{name}", type=int, metavar="N", help="with rollout, train, step and ddp")
     sizes.add_argument("--agents", type=int, default=64, metavar="N", help="of conversations, with rollout (default: %(default)s)")
@@ -78,14 +80,18 @@ def measure(options: argparse.Namespace) -> list[Report]:
         ValueError: a model cannot be loaded, a count is out of range, or the peer failed.
     """
     repeats = REPEATS[options.what] if options.repeats is None else options.repeats
-    counted = [repeats, options.threads, options.trajectories // 8, options.agents, options.steps]
+    counted = [repeats, options.threads, options.trajectories // 8, options.episodes // 8, options.agents, options.steps]
     counted += [n for n in (options.prompts, options.samples, options.max_tokens) if n is not None]
     if min(counted) < 1:
-        raise ValueError("counts, repeats and threads must be at least 1, and trajectories at least 8")
+        raise ValueError("counts, repeats and threads must be at least 1, trajectories and episodes at least 8")
     if options.what == "advantage":
         from rllm_lightning.lab.speed import advantage
 
         return advantage.measure(options.trajectories, repeats=repeats)
+    if options.what == "harness":
+        from rllm_lightning.lab.speed import harness
+
+        return harness.measure(options.episodes, repeats=repeats)
     names = [options.model] if options.model else MODELS
     return [report for name in names for report in _of_model(name, options, repeats)]
 

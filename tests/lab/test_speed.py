@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from rllm_lightning.lab.speed import advantage, machine, rollout, step, train
+from rllm_lightning.lab.speed import advantage, harness, machine, rollout, step, train
 from rllm_lightning.lab.speed.report import Column, Report
 from rllm_lightning.lab.speed.step import StepRun
 from rllm_lightning.lab.speed.timing import Timing, Variant, take_turns
 from rllm_lightning.lab.speed.workload import Counts, Sampler, Size, as_chats, load, questions
+from rllm_lightning.tracking.episode_logger import read_episodes
 
 MINI = Counts(num_prompts=2, num_samples=2, max_tokens=3)
 BENCHMARK = Path(__file__).parents[2] / "experiments" / "benchmark.py"
@@ -235,6 +236,20 @@ def test_a_table_of_steps_leaves_out_the_first_ones(monkeypatch):
     assert (rows["peer", "bf16"]["ratio_bf16"], "overhead" in rows["peer", "bf16"]) == (1, False)
 
 
+# --------------------------------------------------------------------------------------------------------------------- harness
+
+
+def test_the_stages_of_a_batch_are_those_of_a_training_step(tmp_path):
+    """2 tasks of 3 answers: six episodes are written; each stage is measured once, and the shares are of the whole."""
+    names = [name for name, seconds in harness.stages(2, 3, 7, tmp_path) if seconds >= 0]
+    assert names == ["rollouts", "grouping", "filtering", "rows", "advantages", "metrics", "logging"]
+    assert len(read_episodes(tmp_path / "train_step_7.jsonl")) == 6
+    (report,) = harness.measure(num_episodes=6, group_size=3, repeats=1)
+    assert [row["variant"] for row in report.rows] == [*names, "all"]
+    assert report.counts["episodes"] == 6
+    assert sum(row["share"] for row in report.rows) == pytest.approx(2)  # the stages, and all of them
+
+
 # --------------------------------------------------------------------------------------------------------- machine and command
 
 
@@ -272,6 +287,8 @@ def test_the_command_prints_json(benchmark, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed["machine"]["threads"] == 1
     assert printed["reports"][0]["counts"]["trajectories"] == 16
+    assert benchmark.main(["harness", "--episodes", "8", "--repeats", "1", "--threads", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reports"][0]["counts"]["episodes"] == 8
 
 
 def test_the_command_prints_tables_of_a_model(benchmark, capsys):

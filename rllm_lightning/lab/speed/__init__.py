@@ -4,6 +4,7 @@
     rollout.py    sampling, single turns and several        beside Hugging Face `generate`, and without kept state
     train.py      one update pass: seconds and memory       beside padded rows with full logits
     step.py       whole GRPO steps through the real trainer beside another library, under its own interpreter
+    harness.py    what is neither model nor update: microseconds an episode, by stage
 
 Each has a `measure` that returns reports (`report.py`): tables with their counts. All variants of a table run in turns within
 one run (`timing.py`), so that a machine that gets slower or faster does so for all of them. What the machine could do at best
