@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,27 +60,35 @@ class MetricsTable:
         new = [key for key in metrics if key not in self.columns]
         row = {STEP: str(step), **{key: repr(value) for key, value in metrics.items()}}
         if new or step == self._last_step or not self.path.exists():
-            columns, rows = _read_text(self.path) if self.path.exists() else ([STEP], [])
-            rows = [*rows[:-1], rows[-1] | row] if step == self._last_step else [*rows, row]
-            self._write([*columns, *new], rows)
+            self._write([*self.columns, *new], self._with(row))
         else:
             with self.path.open("a", encoding="utf-8", newline="") as file:
-                file.write(_lines([[row.get(column, "") for column in self.columns]]))
+                file.write(_line([row.get(column, "") for column in self.columns]))
         self._last_step = step
 
     def truncate_after(self, step: int) -> None:
         """Drop the rows of steps after `step`: those a resumed run does again."""
         if self.path.exists():
             columns, rows = _read_text(self.path)
-            self._write(columns, [row for row in rows if int(row[STEP]) <= step])
+            self._write(columns, (row for row in rows if int(row[STEP]) <= step))
 
-    def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        atomic_write(self.path, _lines([columns, *([row.get(column, "") for column in columns] for row in rows)]))
-        self._adopt(columns, rows)
+    def _with(self, row: dict[str, str]) -> Iterator[dict[str, str]]:
+        """The rows of the file and this one; its step's, where there is one, is the last and joins it."""
+        for other in _read_text(self.path)[1] if self.path.exists() else ():
+            if other[STEP] == row[STEP]:
+                row = other | row
+            else:
+                yield other
+        yield row
 
-    def _adopt(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        self.columns = columns
-        self._last_step = int(rows[-1][STEP]) if rows else -1
+    def _write(self, columns: list[str], rows: Iterable[dict[str, str]]) -> None:
+        """A table is read and written a row at a time: a long run's is large, and its text the smallest form of it."""
+        last_step, lines = -1, [_line(columns)]
+        for row in rows:
+            last_step = int(row[STEP])
+            lines.append(_line([row.get(column, "") for column in columns]))
+        atomic_write(self.path, "".join(lines))
+        self.columns, self._last_step = columns, last_step
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
@@ -130,19 +139,21 @@ class MetricsReader:
         return self._rows
 
 
-def _read_text(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+def _read_text(path: Path) -> tuple[list[str], Iterator[dict[str, str]]]:
     return _parse(path, path.read_text(encoding="utf-8"))
 
 
-def _parse(path: Path, text: str) -> tuple[list[str], list[dict[str, str]]]:
-    text = text[: text.rfind("\n") + 1]  # a process that was killed may leave an unfinished last line
-    columns, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[STEP]]
+def _parse(path: Path, text: str) -> tuple[list[str], Iterator[dict[str, str]]]:
+    """The columns, and the rows one by one."""
+    end = text.rfind("\n") + 1  # a process that was killed may leave an unfinished last line
+    lines = csv.reader(match.group() for match in re.finditer(r"[^\n]*\n", text[:end] if end < len(text) else text))
+    columns = next(lines, [STEP])
     if columns[:1] != [STEP]:
         raise ValueError(f"{path}: the first column is {columns[:1]}, not {STEP!r}")
-    return columns, [dict(zip(columns, row, strict=True)) for row in rows]
+    return columns, (dict(zip(columns, row, strict=True)) for row in lines)
 
 
-def _lines(rows: Sequence[Sequence[str]]) -> str:
+def _line(cells: Sequence[str]) -> str:
     buffer = io.StringIO(newline="")
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    csv.writer(buffer, lineterminator="\n").writerow(cells)
     return buffer.getvalue()

@@ -25,21 +25,28 @@ T = TypeVar("T")
 
 def panels(rows: Rows) -> dict[str, dict[str, list[Point]]]:
     """The curves of a run, headline metrics first: `{title: {name of a line: points}}`."""
+    return {title: {name: points_of(rows, key) for name, key in keys.items()} for title, keys in _keys_of_panels(rows).items()}
+
+
+def curves(rows: Rows, max_charts: int) -> dict[str, str]:
+    """`panels` as SVG, the first `max_charts` of them. Of a long run, only one line at a time is there with all its points."""
+    shown = dict(list(_keys_of_panels(rows).items())[:max_charts])
+    num = max(20, min(MAX_POINTS, MAX_POINTS_OF_ALL // max(1, sum(map(len, shown.values())))))
+    return {
+        title: line_chart(title, {name: thinned(points_of(rows, key), num) for name, key in keys.items()}) for title, keys in shown.items()
+    }
+
+
+def _keys_of_panels(rows: Rows) -> dict[str, dict[str, str]]:
+    """`{title: {name of a line: its metric}}`."""
     keys = list(dict.fromkeys(key for row in rows for key in row if key != "step"))
-    charts: dict[str, dict[str, list[Point]]] = {}
+    charts: dict[str, dict[str, str]] = {}
     for key in sorted(keys, key=lambda key: (not is_headline(key), not key.startswith("reward/"))):
         area, _, rest = key.partition("/")
         who, _, stat = rest.rpartition("/")
         title, name = (f"{area}/*/{stat}", who) if area in COMPARED_AREAS and who else (key, key)
-        charts.setdefault(title, {})[name] = points_of(rows, key)
+        charts.setdefault(title, {})[name] = key
     return {title if len(lines) > 1 else title.replace("*", next(iter(lines))): lines for title, lines in charts.items()}
-
-
-def curves(rows: Rows, max_charts: int) -> dict[str, str]:
-    """`panels` as SVG, the first `max_charts` of them."""
-    shown = dict(list(panels(rows).items())[:max_charts])
-    num = max(20, min(MAX_POINTS, MAX_POINTS_OF_ALL // max(1, sum(map(len, shown.values())))))
-    return {title: line_chart(title, {name: thinned(line, num) for name, line in lines.items()}) for title, lines in shown.items()}
 
 
 def special_charts(rows: Rows) -> dict[str, dict[str, str]]:

@@ -3,6 +3,7 @@ import math
 import signal
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -161,3 +162,21 @@ def test_a_reader_does_not_read_again_what_it_has_read(path):
     path.write_bytes(path.read_bytes().replace(b"0,0.5\n", b"?,?.?\n", 1))
     table.append(3, {"a": 0.25})
     assert [row["a"] for row in reader.read()] == [0.5, 0.5, 0.5, 0.25]
+
+
+def test_a_long_table_is_read_in_little_more_memory_than_its_rows_take(path):
+    """3,000 steps of 40 metrics are 2.4 MB of text: beside it and its bytes nothing of that size is held while it is read."""
+    columns = [f"area/metric{i}" for i in range(40)]
+    lines = [",".join([str(step), *(repr(math.sin(step + i)) for i in range(40))]) for step in range(3_000)]
+    path.write_text("\n".join([",".join(["step", *columns]), *lines, ""]))
+    tracemalloc.start()
+    try:
+        rows = read_metrics(path)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(rows), rows[-1]["area/metric39"]) == (3_000, math.sin(2_999 + 39))
+    assert peak - kept < 2.5 * path.stat().st_size
+    table = MetricsTable(path)
+    table.append(3_000, {"new": 1.0})
+    assert read_metrics(path)[-2:] == [rows[-1], {"step": 3_000, "new": 1.0}]

@@ -1,6 +1,7 @@
 """Which rollouts a report shows, and how they are read."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -115,3 +116,25 @@ def test_data_inside_a_script_is_plain_ascii_without_markup(text):
     assert written.isascii()
     assert not set("<>&") & set(written)
     assert json.loads(written) == {text: text}
+
+
+def test_a_folder_of_50_mb_is_read_in_the_memory_of_what_is_shown(logger, make_episode):
+    """5 steps of 500 tasks with 4 rollouts of 5 KB each; shown are 24 and 4 times 8 of the tasks."""
+    line = logger.log([make_episode("TASK:7", 3)], "example", 0).read_text()
+    assert "TASK:7:3" in line
+    padded = line.replace('"info": {}', '"info": {"note": "' + "x" * (5_000 - len(line)) + '"}', 1)
+    (logger.folder / "example_step_0.jsonl").unlink()
+    for step in range(5):
+        with (logger.folder / f"train_step_{step}.jsonl").open("w") as file:
+            for task in range(500):
+                file.writelines(padded.replace("TASK:7:3", f"t{task}:{rollout}") for rollout in range(4))
+    assert sum(path.stat().st_size for path in logger.folder.glob("*.jsonl")) > 45_000_000
+    sample = RolloutSample(logger.folder)
+    tracemalloc.start()
+    try:
+        sample.refresh()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [len(taken.tasks) for taken in sample.files.values()] == [8, 8, 8, 8, 24]
+    assert peak < 10_000_000
