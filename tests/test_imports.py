@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 TORCH_FREE = [
     "rllm_lightning",
@@ -61,3 +64,11 @@ def test_public_names_below_the_trainer_cost_no_torch(statement):
 def test_importing_the_package_alone_loads_nothing_beside_the_standard_library():
     code = "import sys; before = set(sys.modules); import rllm_lightning; print(*{n.partition('.')[0] for n in set(sys.modules) - before})"
     assert not loaded_after(code) - set(sys.stdlib_module_names) - {"rllm_lightning"}
+
+
+def test_no_torch_is_allowed_that_runs_code_from_checkpoints():
+    """B56: `torch.load(weights_only=True)` holds from 2.6 on."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    (torch,) = [Requirement(text) for text in project["dependencies"] if Requirement(text).name == "torch"]
+    assert not torch.specifier.contains("2.5.1")
+    assert torch.specifier.contains("2.6.0")
