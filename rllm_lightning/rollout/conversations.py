@@ -49,6 +49,10 @@ class Conversations:
         if len(self._turns) > MAX_RUNS:
             self._turns.popitem(last=False)
 
+    def forget(self) -> None:
+        """All runs have ended."""
+        self._turns.clear()
+
 
 def _length(turn: Span) -> int:
     return len(turn.text)

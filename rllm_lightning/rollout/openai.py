@@ -104,6 +104,9 @@ class OpenAIEngine(RolloutEngine):
         super().on_weights_updated(weight_version)
         self._asking.on_weights_updated(weight_version)
 
+    async def rest(self) -> None:
+        await self._asking.rest()
+
     async def shutdown(self) -> None:
         await self._asking.shutdown()
         await self._client.close()

@@ -82,6 +82,9 @@ class TokenEngine(RolloutEngine):
         )
         return output
 
+    async def rest(self) -> None:
+        self._conversations.forget()
+
     def _check(self, prompt: list[int], params: SamplingParams) -> None:
         """Refuse what cannot be answered as asked."""
         if not prompt:

@@ -134,6 +134,7 @@ class VLLMEngine(TokenEngine):
         self._stale = True
 
     async def rest(self) -> None:
+        await super().rest()
         async with self._changing.get():
             if self._sleeps and self._engine is not None and not self._asleep:
                 await self._engine.sleep(level=2)  # weights are dropped: what follows mostly changes them, and they are read anew

@@ -88,6 +88,21 @@ def test_memory_is_bounded(chat, monkeypatch):
     assert list(memory._turns) == ["a", "c"]
 
 
+def test_conversations_that_have_ended_are_not_kept_from_step_to_step(make_engine):
+    """A run of many steps held the last 4,096 conversations, each turn with all before it."""
+
+    async def rollout(step):
+        REQUEST.set(RequestContext(seed=1, task_id="a", global_step=step))
+        await engine.get_model_response([QUESTION])
+        assert len(engine._conversations._turns) == 1
+        await engine.rest()
+
+    engine = make_engine(max_tokens=3)
+    for step in range(3):
+        asyncio.run(rollout(step))
+    assert not engine._conversations._turns
+
+
 def test_an_engines_turns_go_on_from_the_sampled_tokens(make_engine):
     """B24, through the engine: three turns of sampled text, with and without an end token."""
 
