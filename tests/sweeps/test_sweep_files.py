@@ -12,12 +12,10 @@ from rllm_lightning.lab.sweep.trial import new_trial
 from tests.sweeps.helpers import ROOT
 
 FILES = sorted((ROOT / "sweeps").glob("*.yaml"))
-NUM_TRIALS = {"advantage_estimators": 5 * 5, "losses": 5 * 3, "group_size": 2 * 4 * 3, "ddp": 2 * 3, "tune_grpo": 20}
+NUM_TRIALS = {"advantage_estimators": 5 * 5, "losses": 5 * 3, "group_size": 2 * 4 * 3, "ddp": 2 * 3, "tune_grpo": 20, "mini": 2 * 3}
 FEW = 5  # trials of a search that are looked at
+SMALL_TASK = ["task.params={min_word_len: 3, max_word_len: 4}", "task.train_size=8", "task.val_size=2"]  # of the default job
 QUICK = [
-    "task.params={min_word_len: 3, max_word_len: 4}",
-    "task.train_size=8",
-    "task.val_size=2",
     "warm_start.steps=0",
     "data.train_batch_size=2",
     "data.max_response_length=4",
@@ -92,7 +90,8 @@ def test_ddp_trials_have_two_processes(trials):
 
 def test_the_first_trial_runs_two_steps_and_logs_the_metric(path, trials, tmp_path, capfd):
     line = [word for word in trials(path)[0] if not word.startswith("lightning.")]  # in this process
-    code = run_script.main([*line, *QUICK, f"run_root={tmp_path}"])
+    small = [] if path.stem == "mini" else SMALL_TASK
+    code = run_script.main([*line, *small, *QUICK, f"run_root={tmp_path}"])
     assert code == 0, capfd.readouterr().err
     (table,) = tmp_path.glob("*/*/metrics.csv")
     assert read_sweep(path).metric.name in table.read_text().splitlines()[0].split(",")
