@@ -7,6 +7,7 @@ Without a preset the default job runs. `rllm.trainer.resume=RUN_DIR` continues a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import traceback
@@ -112,8 +113,9 @@ def _base(argv: list[str]) -> str:
     """The preset of a command line that names none: the config of the run to be continued, else the default job."""
     resume = [value for key, value in parse_argv(argv, [])[1] if key == "rllm.trainer.resume"]
     for folder in [Path(str(resume[-1])), *Path(str(resume[-1])).absolute().parents[:2]] if resume and resume[-1] else []:
-        if (folder / "config.yaml").is_file():
-            return str(folder / "config.yaml")
+        with contextlib.suppress(OSError):  # no path at all; the trainer says so
+            if (folder / "config.yaml").is_file():
+                return str(folder / "config.yaml")
     return "default"
 
 

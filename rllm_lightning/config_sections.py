@@ -9,6 +9,7 @@ from rllm_lightning.registry import ENGINES, TASKS, Registry
 from rllm_lightning.schema import check
 
 SEEDS = "[0, 4294967295]"  # what every library's generator takes
+MAX_PROCESSES = 65536  # of a node, and nodes: beyond, a number is a slip, and Lightning would make a list of that length
 
 
 @dataclass
@@ -127,6 +128,10 @@ class LightningConfig:
     num_nodes: int = 1
     strategy: str = "auto"  # auto (ddp where there are several processes), fsdp2 (shard the model), or one of Lightning's names of ddp
     precision: str = "auto"  # of the update's matrix products: auto (bf16-mixed where the hardware is made for it), or one of Lightning's
+
+    def __post_init__(self) -> None:
+        few = not isinstance(self.devices, int) or self.devices <= MAX_PROCESSES
+        check(self, (few, f"devices: must be at most {MAX_PROCESSES}, got {self.devices}"), num_nodes=f"[1, {MAX_PROCESSES}]")
 
 
 @dataclass

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rllm_lightning import schema
-from rllm_lightning.values import PythonText, map_text, parse_yaml
+from rllm_lightning.values import PythonText, check_structure, map_text, parse_yaml
 
 # ----------------------------------------------------------------------------------------------------- presets and argv
 
@@ -69,6 +69,7 @@ def _read_json(token: str, problems: list[str]) -> dict[str, Any]:
     """The keys of a JSON object: `token` is one, or names a file that holds one."""
     try:
         content = json.loads(token if token.startswith("{") else Path(token).read_text(encoding="utf-8"))
+        check_structure(content)
     except OSError as error:
         problems.append(f"{token}: cannot be read: {error}")
         return {}
@@ -112,6 +113,11 @@ def read_python(config: Any, root: type, problems: list[str]) -> dict[str, Any]:
     data = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else config
     if not isinstance(data, Mapping):
         problems.append(f"config: expected a DictConfig or a dict, got {schema.show(config)}")
+        return {}
+    try:
+        check_structure(data)
+    except ValueError as error:
+        problems.append(f"config: {error}")
         return {}
     return schema.unfold(map_text(data, PythonText), root, problems)
 
@@ -169,7 +175,7 @@ def resolve(tree: dict[str, Any], root: type, problems: list[str]) -> dict[str, 
 def _reported(path: tuple[str, ...], value: Any, problems: list[str]) -> Iterator[None]:
     try:
         yield
-    except (OmegaConfBaseException, ValueError) as error:
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
         problems.append(f"{'.'.join(path)}: cannot resolve {schema.show(value)}: {str(error).splitlines()[0]}")
 
 

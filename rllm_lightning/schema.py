@@ -23,7 +23,7 @@ from functools import cache, partial
 from typing import Any, get_origin
 
 from rllm_lightning.registry import Registry
-from rllm_lightning.values import Mismatch, Quoted, coerce, describe, is_mapping_text, is_null, parse_structure
+from rllm_lightning.values import MAX_DEPTH, TOO_DEEP, Mismatch, Quoted, coerce, describe, is_mapping_text, is_null, parse_structure
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,9 @@ def unfold(data: Mapping[Any, Any], kind: Any, problems: list[str], path: str = 
         parts = str(key).split(".")
         if not all(parts):
             problems.append(f"{f'{path}{key}'!r}: not a key; a key is section.name, and an override section.name=value")
+            continue
+        if len(parts) > MAX_DEPTH:
+            problems.append(f"{show(f'{path}{key}')}: not a key; it is {TOO_DEEP}")
             continue
         inner = kind_at(kind, parts)
         if is_section(inner):

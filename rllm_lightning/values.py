@@ -13,10 +13,12 @@ import ast
 import difflib
 import json
 import math
+import os
 import re
 import types
 from collections.abc import Callable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
@@ -26,6 +28,11 @@ TRUE_WORDS = {"true", "yes", "on"}
 FALSE_WORDS = {"false", "no", "off"}
 INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.?(inf|Inf|INF)")
+
+
+MAX_DEPTH = 20  # levels of lists and mappings in one value; whoever walks them does so recursively
+MAX_ITEMS = 1_000_000  # of one value, each anchor counted as often as it is used
+TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 
 
 class Quoted(str):
@@ -40,11 +47,33 @@ class Mismatch(ValueError):
     """A value that does not fit its type; the message says what was expected."""
 
 
+def as_path(text: str) -> Path:
+    """The path that a user wrote, `~` filled in; whether there is anything is another question.
+
+    Raises:
+        ValueError: nothing can be called so (too long, a NUL, no such user), or this user may not look there.
+    """
+    try:
+        path = Path(text).expanduser()
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{text if len(text) <= 80 else text[:77] + '...'!r} is no usable path ({reason})") from error
+    return path
+
+
 # ------------------------------------------------------------------------------------------------------------------- text
 
 
 class _TextLoader(yaml.SafeLoader):
-    """YAML whose scalars all stay text; quoted ones are `Quoted`. A key given twice is an error."""
+    """YAML whose scalars all stay text, whatever their tag; quoted ones are `Quoted`. A key given twice is an error."""
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level > MAX_DEPTH:  # here already: reading on takes time that grows with the square of the depth
+            raise ValueError(TOO_DEEP)
+        super().fetch_flow_collection_start(token)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
@@ -54,11 +83,13 @@ class _TextLoader(yaml.SafeLoader):
 
 
 def _scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-    return Quoted(node.value) if node.style in ("'", '"', "|", ">") else str(node.value)
+    text = str(loader.construct_scalar(node))
+    return Quoted(text) if node.style in ("'", '"', "|", ">") else text
 
 
 _TextLoader.yaml_implicit_resolvers = {"<": [("tag:yaml.org,2002:merge", re.compile("<<$"))]}
-_TextLoader.add_constructor("tag:yaml.org,2002:str", _scalar)
+for _tag in ("str", "int", "float", "bool", "null", "timestamp"):
+    _TextLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _scalar)
 
 
 def parse_yaml(text: str) -> Any:
@@ -69,10 +100,43 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         content = yaml.load(text, Loader=_TextLoader)
-        json.dumps(content)  # refuses an anchor that holds itself
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ValueError(" ".join(str(error).split())) from error
+    check_structure(content)
     return content
+
+
+def check_structure(value: Any) -> None:
+    """Whether plain data can be walked: mappings, lists and scalars, not too deep, and finite.
+
+    Raises:
+        ValueError: it is nested too deep, holds itself, unfolds into too many items (anchors of anchors), or holds a set or bytes.
+    """
+    measured: dict[int, tuple[int, int] | None] = {}  # levels and items of the parts; anchors make one part stand in many places
+
+    def measure(part: Any, depth: int) -> tuple[int, int]:
+        if isinstance(part, set | bytes):
+            raise ValueError(f"a {type(part).__name__} is none of null, true, false, a number, text, a list and a mapping")
+        if not isinstance(part, dict | list | tuple):
+            return 0, 1
+        if id(part) not in measured:
+            if depth >= MAX_DEPTH:
+                raise ValueError(TOO_DEEP)
+            measured[id(part)] = None  # until it is known
+            inner = [measure(item, depth + 1) for item in (part.values() if isinstance(part, dict) else part)]
+            measured[id(part)] = (1 + max((levels for levels, _ in inner), default=0), 1 + sum(items for _, items in inner))
+        if (known := measured[id(part)]) is None:
+            raise ValueError("it holds itself")
+        levels, items = known
+        if depth + levels > MAX_DEPTH:
+            raise ValueError(TOO_DEEP)
+        if items > MAX_ITEMS:
+            raise ValueError(f"its anchors unfold into more than {MAX_ITEMS} items")
+        return levels, items
+
+    measure(value, 0)
 
 
 def parse_structure(text: str) -> Any:
@@ -81,7 +145,8 @@ def parse_structure(text: str) -> Any:
     if "\\" in text or text.startswith("("):  # to YAML, 'a\nb' holds a backslash, "\ud83d\ude00" two halves, and (1, 2) is text
         for read in (json.loads, ast.literal_eval):
             try:
-                return map_text(read(text), Quoted)
+                check_structure(structure := read(text))
+                return map_text(structure, Quoted)
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 continue
     try:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from rllm_lightning.config import ConfigError, ModelConfig
+from rllm_lightning.values import as_path
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,10 @@ def check_model(config: ModelConfig) -> None:
             if importlib.util.find_spec(module) is None:
                 raise ConfigError([f"model.name: smollm2 needs the package {package}"])
         return
-    folder = Path(name).expanduser()
+    try:
+        folder = as_path(name)
+    except ValueError as error:
+        raise ConfigError([f"model.name: {error}"]) from error
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError([f"model.name: the folder {name!r} holds no config.json; it must be in Hugging Face format"])

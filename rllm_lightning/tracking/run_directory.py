@@ -40,7 +40,7 @@ class RunDirectory:
             ConfigError: no directory can be made under `run_root`.
         """
         trainer = config.rllm.trainer
-        root = Path(config.run_root).expanduser().absolute()
+        root = root_of(config)
         project = root / safe_name(trainer.project_name)
         try:
             project.mkdir(parents=True, exist_ok=True)
@@ -108,6 +108,18 @@ class RunDirectory:
     @property
     def figures(self) -> Path:
         return self.path / "figures"
+
+
+def root_of(config: Config) -> Path:
+    """The folder that run directories are made in.
+
+    Raises:
+        ConfigError: `run_root` cannot be the path of a folder.
+    """
+    try:
+        return values.as_path(config.run_root).absolute()
+    except ValueError as error:
+        raise ConfigError([f"run_root: {error}"]) from error
 
 
 def safe_name(name: str) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 
 from rllm_lightning import schema
 from rllm_lightning.config import Config, ConfigError, load_config
-from rllm_lightning.tracking.run_directory import RunDirectory, safe_name
+from rllm_lightning.tracking.run_directory import RunDirectory, root_of, safe_name
 from rllm_lightning.tracking.secrets import scrub
 from rllm_lightning.trainer.checkpoints import STEP_NAME
+from rllm_lightning.values import as_path
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,10 @@ def checkpoint_to_resume(config: Config) -> Path | None:
         return None
     if resume == AUTO:
         return next((found for run in _runs_like(config) if (found := newest_checkpoint(run.checkpoints))), None)
-    path = Path(resume).expanduser().absolute()
+    try:
+        path = as_path(resume).absolute()
+    except ValueError as error:
+        raise ConfigError([f"rllm.trainer.resume: {error}"]) from error
     if path.is_dir():
         folder = path if (path / "last.ckpt").exists() else path / "checkpoints"
         found = newest_checkpoint(folder)
@@ -133,7 +137,7 @@ def _differences(config: Config, run: RunDirectory) -> list[str]:
 def _runs_like(config: Config) -> list[RunDirectory]:
     """The runs with this config, the newest first."""
     trainer = config.rllm.trainer
-    project = Path(config.run_root).expanduser().absolute() / safe_name(trainer.project_name)
+    project = root_of(config) / safe_name(trainer.project_name)
     runs = [RunDirectory(path.parent) for path in project.glob("*/config.yaml")]
     named = [run for run in runs if run.path.name == f"{safe_name(trainer.experiment_name)}-{run.id}"]
     return [run for run in sorted(named, key=lambda run: run.id, reverse=True) if _is_like(config, run)]
