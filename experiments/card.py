@@ -18,6 +18,7 @@ from typing import Any
 from rllm_lightning.lab.card import Card, make_card
 from rllm_lightning.lab.exact import MAX_BATCHES
 from rllm_lightning.registry import ESTIMATORS, load_plugins
+from rllm_lightning.tracking.terminal import say
 from rllm_lightning.values import guess, parse_yaml
 
 PIPED_WIDTH = 170  # characters, where the output is not a terminal
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     try:
         cards = make_cards(options)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(error)
         return 2
     if options.html:
         from rllm_lightning.lab.card_html import cards_page

@@ -21,6 +21,7 @@ from rllm_lightning.lab.compare import Comparison, compare_runs, comparison_data
 from rllm_lightning.lab.compare.comparison import DEFAULT_DIFFERENCE
 from rllm_lightning.lab.compare.measures import DEFAULT_METRIC, MEASURES
 from rllm_lightning.tracking.run_directory import atomic_write
+from rllm_lightning.tracking.terminal import say
 
 PIPED_WIDTH = 220  # characters, where the output is not a terminal
 
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
         )
         write(comparison, options, console)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(error)
         return 2
     return 0
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rllm_lightning.lab.replay import Replay, print_replay, replay_data, replay_page, replay_run
 from rllm_lightning.lab.replay.subjects import split_estimators
 from rllm_lightning.tracking.run_directory import atomic_write
+from rllm_lightning.tracking.terminal import say
 from rllm_lightning.values import parse_yaml
 
 PIPED_WIDTH = 220  # characters, where the output is not a terminal
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
         )
         write(replay, options.out or replay.path, console)
     except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        say(" ".join(str(error).split()))
         return 2
     return 0
 

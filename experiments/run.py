@@ -17,8 +17,10 @@ import rllm_lightning
 from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.config_sources import parse_argv
 from rllm_lightning.registry import ENGINES, ENVIRONMENTS, ESTIMATORS, LOSSES, SCORERS, TASKS, TRACKERS, WORKFLOWS
+from rllm_lightning.tracking.run_directory import config_text
 from rllm_lightning.tracking.sweep_values import end_with_agent
 from rllm_lightning.tracking.table import Table
+from rllm_lightning.tracking.terminal import LogFormatter, say, show_exception
 from rllm_lightning.tracking.wandb_settings import is_disabled
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -31,12 +33,10 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         config = load_config([word for word in argv if word != "--cfg"], CONFIGS, default=_base(argv))
-        if "--cfg" in argv:
-            from omegaconf import OmegaConf
-
-            print(OmegaConf.to_yaml(config), end="")
-            return 0
         cfg = Config.from_config(config)
+        if "--cfg" in argv:
+            print(config_text(cfg), end="")
+            return 0
 
         from rllm_lightning.models.load import check_model
         from rllm_lightning.tracking.trackers import check_trackers
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         return interrupted.exit_code
     except RankFailed as failure:
         if not failure.spoken and trainer.is_first_rank:
-            print(f"error: {failure}", file=sys.stderr)
+            say(failure)
         return 1
     except ConfigError as error:
         return _refuse(error)
@@ -104,8 +104,7 @@ def _raised_outside(error: BaseException) -> bool:
 
 
 def _refuse(error: Exception) -> int:
-    for problem in str(error).splitlines():
-        print(f"error: {problem}", file=sys.stderr)
+    say(error)
     return 2
 
 
@@ -145,6 +144,9 @@ def _summary(entry: object) -> str:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    sys.excepthook = show_exception
     end_with_agent()
     sys.exit(main(sys.argv[1:]))

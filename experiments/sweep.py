@@ -18,6 +18,7 @@ from pathlib import Path
 from rllm_lightning.lab.sweep.definition import read_sweep
 from rllm_lightning.lab.sweep.runner import Runner
 from rllm_lightning.lab.sweep.view import View
+from rllm_lightning.tracking.terminal import say
 
 ROOT = Path("runs/sweeps")
 
@@ -40,13 +41,13 @@ def main(argv: list[str]) -> int:
         code = runner.run()
     except ValueError as error:
         for problem in str(error).splitlines():
-            print(f"error: {problem}", file=sys.stderr)
+            say(problem)
         return 2
     except KeyboardInterrupt:
         return 130
     view.console.print(view.table(runner.trials), soft_wrap=True)
     if runner.problem:
-        print(f"error: {runner.problem}", file=sys.stderr)
+        say(runner.problem)
     if code in (130, 143):
         print("interrupted; the same command goes on", file=sys.stderr)
     _say_what_next(runner, options.folder or ROOT / options.sweep.stem)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -148,6 +149,12 @@ if not OmegaConf.has_resolver("div"):
     OmegaConf.register_resolver("div", _divide)
 
 
+# The environment variables whose values stand in a config of this process under keys of the user's own: of a task, a rollout
+# engine, a workflow. What is written down must not hold them (`tracking/secrets.py`): only the user knows which are secrets.
+from_environment: set[str] = set()
+_VARIABLE = re.compile(r"oc\.env\s*:\s*(\$\{|[^\s,{}]+)")
+
+
 def resolve(tree: dict[str, Any], root: type, problems: list[str]) -> dict[str, Any]:
     """A copy of `tree` with every `${...}` filled in. References see typed values, defaults included."""
     references = [(path, value) for path, value in _leaves(tree) if _refers(value)]
@@ -167,8 +174,20 @@ def resolve(tree: dict[str, Any], root: type, problems: list[str]) -> dict[str, 
     for path, value in valid:
         with _reported(path, value, problems):
             found = _parent_of(path, whole)[path[-1]]
-            _parent_of(path, tree)[path[-1]] = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            _parent_of(path, tree)[path[-1]] = found
+            kind = schema.kind_at(root, list(path))
+            if kind is None or kind is Any or schema.is_mapping(kind):
+                from_environment.update(_variables(value, found))
     return tree
+
+
+def _variables(reference: Any, found: Any) -> set[str]:
+    """The environment variables that a reference takes; where their names are references, all whose values stand in what was found."""
+    names = set(_VARIABLE.findall(str(reference)))
+    if "${" in names:
+        names |= {name for name, value in os.environ.items() if value and value in str(found)}
+    return {name.strip("'\"") for name in names}
 
 
 @contextmanager

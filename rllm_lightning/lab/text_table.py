@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rllm_lightning.tracking.terminal import harmless
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -17,14 +20,20 @@ class TextTable:
 
 
 def print_table(content: TextTable, console: Console) -> None:
-    """On a `rich` console. Cells are text, never markup: a name may look like markup or like an emoji's."""
+    """On a `rich` console."""
     from rich import box
     from rich.table import Table
+
+    table = Table(title=plain(content.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in content.head:
+        table.add_column(plain(name), overflow="fold")
+    for row in content.rows:
+        table.add_row(*map(plain, row))
+    console.print(table)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text for a `rich` console, and never markup: a name may look like markup, like an emoji's, or hold a terminal's commands."""
     from rich.text import Text
 
-    table = Table(title=Text(content.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in content.head:
-        table.add_column(Text(name), overflow="fold")
-    for row in content.rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    return Text(harmless(text), style=style)

@@ -19,6 +19,7 @@ from rich.text import Text
 from rllm_lightning.tracking.metrics_table import Number, as_numbers
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.summary import NUM_TOKENS, Course, earlier_courses, status_of, update_courses
+from rllm_lightning.tracking.terminal import one_line
 from rllm_lightning.tracking.tracker import Tracker
 
 PLAIN_WIDTH = 140  # columns where there is no terminal to ask
@@ -86,7 +87,7 @@ class ConsoleTracker(Tracker):
     def _courses(self, prefix: str, suffix: str) -> list[tuple[str, Course]]:
         """The metrics of this form, by what stands between prefix and suffix."""
         found = [(key, course) for key, course in self.courses.items() if key.startswith(prefix) and key.endswith(suffix)]
-        return [(key.removeprefix(prefix).removesuffix(suffix), course) for key, course in found]
+        return [(one_line(key.removeprefix(prefix).removesuffix(suffix)), course) for key, course in found]
 
     def _show(self, now: float) -> None:
         if self.console.is_terminal:
@@ -104,7 +105,7 @@ class ConsoleTracker(Tracker):
             table.add_column(heading, justify="left" if heading == "metric" else "right", no_wrap=True)
         for key, course in self.courses.items():
             best = ("", "") if course.best is None else (_text(course.best), str(course.best_step))
-            table.add_row(Text(key), _text(course.first), _text(course.last), *best)
+            table.add_row(Text(one_line(key)), _text(course.first), _text(course.last), *best)
         return table
 
 

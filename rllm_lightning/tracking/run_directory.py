@@ -20,9 +20,10 @@ import yaml
 
 from rllm_lightning import schema, values
 from rllm_lightning.config import Config, ConfigError
-from rllm_lightning.tracking.secrets import scrub
+from rllm_lightning.tracking.secrets import MASK, referred_secrets, scrub
 
 MAX_NAME_BYTES = 120  # file systems allow 255 bytes a name; the id and suffixes of files inside need some
+NAMED = "\ufdd1"  # around the name of an environment variable, until it is written; a character without a meaning
 RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)", re.IGNORECASE)  # names Windows keeps for devices
 
 
@@ -162,8 +163,17 @@ def atomic_write(path: Path, content: str | bytes) -> None:
 
 
 def config_text(config: Config) -> str:
-    """A config as YAML that `load_config` reads back to the same values; secrets are masked."""
-    return yaml.dump(scrub(schema.to_plain_tree(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
+    """A config as YAML that `load_config` reads back to the same values; secrets are masked, and those that came by a reference to an
+    environment variable are such references again."""
+    tree = values.map_text(schema.to_plain_tree(config), _as_references)
+    return yaml.dump(scrub(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
+
+
+def _as_references(text: str) -> str:
+    for secret, name in sorted(referred_secrets().items(), key=lambda pair: len(pair[0]), reverse=True):
+        if re.fullmatch(r"[A-Za-z_]\w*", name):
+            text = text.replace(secret, f"{NAMED}{name}{NAMED}")
+    return text
 
 
 class _Dumper(yaml.SafeDumper):
@@ -176,6 +186,7 @@ class _Dumper(yaml.SafeDumper):
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     plain = re.fullmatch(r"[A-Za-z][\w./-]*", text) and isinstance(values.guess(text), str)
     text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # else it would be read as an interpolation
+    text = re.sub(rf"{NAMED}(\w+){NAMED}", rf"${{oc.env:\1,'{MASK}'}}", text)
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
 
 

@@ -2,7 +2,8 @@
 
 Three rules, each blind to the harmless look-alikes (`max_tokens`, `token-mean`, `tokenizer`, `pad_token`):
 a value whose key names a secret (`api_key`, `hf_token`, `password`); user and password inside a URL, and secrets in its
-query; and, anywhere in text, the value of an environment variable whose name is one of a secret (`WANDB_API_KEY`).
+query; and, anywhere in text, the value of an environment variable whose name is one of a secret (`WANDB_API_KEY`), or that a
+key of the user's own refers to (`task.note=${oc.env:NOTE}`; a folder of this machine is none).
 To mask one more kind of key: add its word to `SECRET_WORDS`, or its last two words to `SECRET_PAIRS`.
 """
 
@@ -11,7 +12,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from rllm_lightning.config_sources import from_environment
 
 MASK = "***"
 MIN_LENGTH = 8  # characters; a shorter value of an environment variable is no secret worth the name, and would mask ordinary text
@@ -42,7 +46,13 @@ def is_secret_key(key: str) -> bool:
 def environment_secrets() -> list[str]:
     """The values of the environment's secret variables, longest first (one may contain another)."""
     values = {value for name, value in os.environ.items() if len(value) >= MIN_LENGTH and is_secret_key(name)}
-    return sorted(values, key=len, reverse=True)
+    return sorted(values | set(referred_secrets()), key=len, reverse=True)
+
+
+def referred_secrets() -> dict[str, str]:
+    """The values of environment variables that a config of this process refers to, and the variables' names."""
+    found = {os.environ.get(name, ""): name for name in from_environment}
+    return {value: name for value, name in found.items() if len(value) >= MIN_LENGTH and not Path(value).is_dir()}
 
 
 def scrub_text(text: str, secrets: list[str] | None = None) -> str:
@@ -52,6 +62,19 @@ def scrub_text(text: str, secrets: list[str] | None = None) -> str:
     if "://" not in text:
         return text
     return _QUERY.sub(rf"\1={MASK}", _USER_INFO.sub(MASK, text))
+
+
+def scrub_message(text: str) -> str:
+    """A message of one or more lines, about a config or not, with secrets masked; a value that it shows of a secret key as well."""
+    return "\n".join(_scrub_line(scrub_text(line)) for line in text.split("\n"))
+
+
+def _scrub_line(line: str) -> str:
+    key, colon, said = line.partition(": ")
+    before, got, _ = said.partition("got ")
+    if colon and got and is_secret_key(key):
+        return f"{key}: {before}got {MASK}"
+    return _scrub_mapping(line) if "{" in line else line
 
 
 def scrub_arguments(argv: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from rllm_lightning.lab.replay.results import Replay
 from rllm_lightning.lab.replay.sentences import caveats, headline, other_conclusions, pair_conclusions
 from rllm_lightning.lab.replay.tables import extremes_table, methods, tables_of
 from rllm_lightning.lab.replay.words import visible
-from rllm_lightning.lab.text_table import TextTable, print_table
+from rllm_lightning.lab.text_table import TextTable, plain, print_table
 
 MAX_PAIRS = 5  # in words; the page and the data hold the rest
 MAX_SENTENCE = 1000
@@ -21,8 +21,7 @@ MAX_EXTREMES = 3  # of the most different pair
 
 def print_replay(replay: Replay, console: Console) -> None:
     """Print all of it."""
-    # Text, not markup: a task's name may look like markup or like an emoji's
-    console.print(Text(headline(replay), style="bold"))
+    console.print(plain(headline(replay), "bold"))
     pairs = pair_conclusions(replay)
     num_more = len(pairs) - MAX_PAIRS
     more = [f"and {num_more} more pair{'s' * (num_more > 1)} in the table below"] if num_more > 0 else []
