@@ -43,7 +43,7 @@ settings.load_profile("reproducible")
 
 
 @pytest.fixture(autouse=True)
-def _plugins_of_a_test_end_with_it():
+def _plugins_of_a_test_end_with_it(tmp_path_factory):
     """What a test registers, and the modules it imported from temporary folders, are not there for the next."""
     registries = [value for value in vars(registry).values() if isinstance(value, registry.Registry)]
     entries, modules = [set(r._entries) for r in registries], set(sys.modules)
@@ -53,7 +53,7 @@ def _plugins_of_a_test_end_with_it():
             if not registry._origin(each._entries[name]).startswith("rllm_lightning."):
                 del each._entries[name]
     for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(tempfile.gettempdir()):
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path_factory.getbasetemp())):
             del sys.modules[name]
 
 
