@@ -7,11 +7,16 @@ Without a preset the default job runs. `rllm.trainer.resume=RUN_DIR` continues a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import os
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import rllm_lightning
 from rllm_lightning.config import Config, ConfigError, load_config
@@ -24,6 +29,7 @@ from rllm_lightning.tracking.terminal import LogFormatter, say, show_exception
 from rllm_lightning.tracking.wandb_settings import is_disabled
 
 CONFIGS = Path(__file__).parent / "configs"
+THREADS_S = 3.0  # that the end of a run waits for threads of workflows
 
 
 def main(argv: list[str]) -> int:
@@ -45,6 +51,9 @@ def main(argv: list[str]) -> int:
         check_trackers(cfg)
         tasks = TASKS.get(cfg.task.name)(cfg.data_seed, **cfg.task.args)
 
+        import torch
+
+        from rllm_lightning.tracking.run_directory import WriteError
         from rllm_lightning.trainer.backend import LightningBackend
         from rllm_lightning.trainer.interruption import Interrupted
         from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
@@ -72,7 +81,14 @@ def main(argv: list[str]) -> int:
         return 1
     except ConfigError as error:
         return _refuse(error)
+    except WriteError as error:
+        say(f"{error}; make it writable, then {_continuation(trainer.run_path)}")
+        return 1
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return _out_of_memory(error, "the update: lower training.micro_batch_tokens", trainer.run_path)
     except (ValueError, WorkflowError) as error:
+        if isinstance(error.__cause__, MemoryError | torch.OutOfMemoryError):
+            return _out_of_memory(error.__cause__, "a rollout: lower rllm.workflow.n_parallel_tasks", trainer.run_path)
         if _raised_outside(error.__cause__ or error):
             raise
         _refuse(error)  # our own word on what a user's function returned; the way there says no more
@@ -106,6 +122,34 @@ def _raised_outside(error: BaseException) -> bool:
 def _refuse(error: Exception) -> int:
     say(error)
     return 2
+
+
+def _continuation(run_path: str) -> str:
+    has_checkpoint = any(Path(run_path, "checkpoints").glob("*.ckpt"))
+    resume = f"rllm.trainer.resume={run_path}" if has_checkpoint else "the same arguments"
+    return f"{'continue' if has_checkpoint else 'begin anew'} with: python experiments/run.py {resume}"
+
+
+def _out_of_memory(error: BaseException, remedy: str, run_path: str) -> int:
+    reason = f" ({' '.join(str(error).split())})" if str(error) else ""
+    say(f"out of memory{reason} in {remedy}; then {_continuation(run_path)}")
+    return 1
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, also where threads of a workflow are at work that never end: Python would wait for them."""
+    deadline = time.monotonic() + THREADS_S
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread() and not thread.daemon]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if not (alive := [thread.name for thread in others if thread.is_alive()]):
+        sys.exit(code)
+    logging.getLogger(__name__).warning("%d threads do not end and are left behind: %s", len(alive), ", ".join(sorted(alive)[:3]))
+    atexit._run_exitfuncs()  # what `sys.exit` would do after waiting
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _base(argv: list[str]) -> str:
@@ -149,4 +193,4 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     sys.excepthook = show_exception
     end_with_agent()
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_lightning.tracking.run_directory import atomic_write
+from rllm_lightning.tracking.run_directory import atomic_write, writing
 
 Number = int | float
 STEP = "step"
@@ -62,7 +62,7 @@ class MetricsTable:
         if new or step == self._last_step or not self.path.exists():
             self._write([*self.columns, *new], self._with(row))
         else:
-            with self.path.open("a", encoding="utf-8", newline="") as file:
+            with writing(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_line([row.get(column, "") for column in self.columns]))
         self._last_step = step
 

@@ -7,10 +7,12 @@ and viewing. Nothing is ever overwritten: a folder is made exclusively, and file
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +27,33 @@ from rllm_lightning.tracking.secrets import MASK, referred_secrets, scrub
 MAX_NAME_BYTES = 120  # file systems allow 255 bytes a name; the id and suffixes of files inside need some
 NAMED = "\ufdd1"  # around the name of an environment variable, until it is written; a character without a meaning
 RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)", re.IGNORECASE)  # names Windows keeps for devices
+
+
+class WriteError(OSError):
+    """A file of a run cannot be written: the disk is full, read-only, or gone. The message names the file and the reason."""
+
+    def __init__(self, path: Path, reason: str):
+        super().__init__(f"cannot write {path}: {reason}")
+        self.path = path
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes the file or folder `path`: its system error becomes a `WriteError`, also where a library raises one of its
+    own in the wake of it (PyTorch's writer) or instead of it (safetensors)."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if cause is not None:
+            raise WriteError(path, cause.strerror or str(cause)) from error
+        if type(error).__name__ == "SafetensorError" and "os error" in str(error):
+            raise WriteError(path, str(error)) from error
+        raise
 
 
 @dataclass(frozen=True)
@@ -63,6 +92,12 @@ class RunDirectory:
         if not (folder / "config.yaml").is_file():
             raise ValueError(f"{folder}: not a run directory (it has no config.yaml)")
         return cls(folder)
+
+    def remove_scraps(self) -> None:
+        """Delete what a killed process had begun to write: never the file itself, which is whole or not there."""
+        for pattern in ("**/.writing-*", "**/.*.tmp"):
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
 
     @property
     def id(self) -> str:
@@ -147,19 +182,25 @@ def _make_exclusively(parent: Path, name: str) -> Path:
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
-    """Write a whole file: after a crash at any moment `path` holds the old content or the new, never a part."""
+    """Write a whole file: after a crash at any moment `path` holds the old content or the new, never a part.
+
+    Raises:
+        WriteError: it cannot be written; `path` is as it was.
+    """
     data = content if isinstance(content, bytes) else content.encode("utf-8")
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".writing-{secrets.token_hex(6)}")  # in the same folder: a rename between file systems is no rename
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def config_text(config: Config) -> str:

@@ -7,6 +7,7 @@ A checkpoint is on the disk, under its name, before an older one goes: at every 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -36,7 +37,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             os.replace(scratch, target)
             _sync_folder(target.parent)
         finally:
-            scratch.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a disk that has become read-only: the first error is the one to report
+                scratch.unlink(missing_ok=True)
 
 
 def publish(path: Path, name: str) -> None:

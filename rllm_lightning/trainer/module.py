@@ -41,7 +41,7 @@ from rllm_lightning.config import Config, ConfigError, RejectionSamplingConfig, 
 from rllm_lightning.rollout.chat import token_texts
 from rllm_lightning.tasks.task import AdaptiveTasks
 from rllm_lightning.tracking.episode_logger import EpisodeLogger
-from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.tracking.run_directory import RunDirectory, writing
 from rllm_lightning.tracking.summary import RunSummary
 from rllm_lightning.tracking.tracker import Tracker
 from rllm_lightning.trainer.checkpoints import prune, publish, random_state, restore_random_state
@@ -371,19 +371,21 @@ class UnifiedLightningModule(L.LightningModule):
         is_best = self._last_validation == self.trainer_state.global_step and self._score > self._best_score
         if is_best:
             self._best_score = self._score
-        self.trainer.save_checkpoint(path, weights_only=False)  # Lightning's word for "without the optimizer"
-        if self.ranks.is_first:
-            publish(path, "last.ckpt")
-            if is_best:
-                publish(path, "best.ckpt")
-            prune(folder, self.config.rllm.trainer.keep_checkpoints, self.trainer_state.global_step)
+        with writing(path):
+            self.trainer.save_checkpoint(path, weights_only=False)  # Lightning's word for "without the optimizer"
+            if self.ranks.is_first:
+                publish(path, "last.ckpt")
+                if is_best:
+                    publish(path, "best.ckpt")
+                prune(folder, self.config.rllm.trainer.keep_checkpoints, self.trainer_state.global_step)
 
     def save_model(self) -> None:
         """The trained model in Hugging Face format."""
         takes_part = self.ranks.is_first or isinstance(self.policy, ShardedPolicy)  # whose weights are with all ranks
         if takes_part and self.run_directory is not None and hasattr(self.policy, "save"):
             folder = self.run_directory.checkpoints / "model"
-            self.policy.save(folder)  # type: ignore[operator,union-attr]
+            with writing(folder):
+                self.policy.save(folder)  # type: ignore[operator,union-attr]
             for tracker in self._trackers():
                 tracker.log_model(folder)
 

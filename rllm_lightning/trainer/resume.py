@@ -12,6 +12,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rllm_lightning import schema
 from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.tracking.run_directory import RunDirectory, root_of, safe_name
@@ -36,6 +38,7 @@ FREE = (
     "rllm.trainer.total_batches",
     "rllm.trainer.total_epochs",
     "rllm.workflow.n_parallel_tasks",
+    "training.micro_batch_tokens",  # how a sum is split: to be lowered after running out of memory
     "run_root",
     "wandb",
 )
@@ -92,8 +95,10 @@ def is_complete(path: Path) -> bool:
         return (path / ".metadata").is_file()
     try:
         with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile):
+            is_sound = archive.testzip() is None
+        torch._C.PyTorchFileReader(str(path))  # what PyTorch makes of the index: it refuses some that `zipfile` puts up with
+        return is_sound
+    except Exception:  # a damaged index makes `zipfile` raise whatever it comes across: an unknown compression, a password, ...
         return False
 
 

@@ -29,7 +29,7 @@ from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_
 from rllm_lightning.config import AlgorithmConfig, Config, ConfigError, as_dict_config
 from rllm_lightning.registry import ESTIMATORS
 from rllm_lightning.tracking.report import write_report
-from rllm_lightning.tracking.run_directory import RunDirectory, atomic_write, config_text
+from rllm_lightning.tracking.run_directory import RunDirectory, WriteError, atomic_write, config_text
 from rllm_lightning.tracking.summary import RunSummary, status_of
 from rllm_lightning.tracking.table import Table, write_tables
 from rllm_lightning.tracking.tracker import Tracker
@@ -179,6 +179,8 @@ class UnifiedTrainer:
         if self.checkpoint is not None and not self.cfg.rllm.trainer.val_only and is_finished(self.checkpoint, self._total_steps()):
             self.run_directory = run_directory_of(self.checkpoint)
             logger.warning("%s is finished; to train on, raise rllm.trainer.total_batches or total_epochs", self.run_path)
+            if self.run_directory is not None and not self.run_directory.report_html.exists():
+                _report(self.run_directory)
             return
         with self.stop.installed():
             share_threads(self.lightning)
@@ -229,11 +231,15 @@ class UnifiedTrainer:
         exit_code = 1
 
         def tell() -> None:
-            if summary is not None:
-                summary.finish(status_of(exit_code))
             for tracker in trackers:
                 if isinstance(tracker, Tracker):
-                    tracker.close(exit_code)
+                    _close(tracker, exit_code)
+            try:
+                if summary is not None:
+                    summary.finish(status_of(exit_code))
+            except WriteError:
+                if exit_code == 0:  # else the failure is the one to report
+                    raise
 
         self._emergency = tell
         try:
@@ -253,8 +259,7 @@ class UnifiedTrainer:
             self.shutdown()
             tell()
             if run is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    write_report(run)
+                _report(run, is_told=exit_code == 0)
             if exit_code != 1 and self.stop.watch is not None:
                 self.stop.watch.close()
 
@@ -266,6 +271,7 @@ class UnifiedTrainer:
         former = run_directory_of(self.checkpoint) if self.checkpoint else None
         if former is None:
             return RunDirectory.create(without_resume(self.cfg))
+        former.remove_scraps()
         atomic_write(former.config_yaml, config_text(without_resume(self.cfg)))
         return former
 
@@ -296,6 +302,23 @@ class AgentTrainer:
     def train(self) -> None:
         """Train; see `UnifiedTrainer.fit`."""
         self.trainer.fit()
+
+
+def _close(tracker: Tracker, exit_code: int) -> None:
+    """What a tracker's end comes to is not the run's: its files are written."""
+    try:
+        tracker.close(exit_code)
+    except Exception as error:
+        logger.warning("tracker %s: its end failed: %s: %s", type(tracker).__name__, type(error).__name__, error)
+
+
+def _report(run: RunDirectory, is_told: bool = True) -> None:
+    """The report, which can be made anew at any time; a run does not fail for it. `is_told`: that there is none."""
+    try:
+        write_report(run)
+    except (OSError, ValueError) as error:
+        if is_told:
+            logger.warning("no report (%s); make it later with: python experiments/view.py %s", " ".join(str(error).split()), run.path)
 
 
 def _with_estimator_map(config: Config, given: dict[str, Any] | None) -> Config:

@@ -177,6 +177,47 @@ def test_all_mistakes_are_named_at_once(run):
         assert key in err
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), MemoryError()])
+@pytest.mark.parametrize(
+    ("place", "key"),
+    [
+        ("rllm_lightning.rollout.hf.HFEngine.get_model_response", "rllm.workflow.n_parallel_tasks"),
+        ("rllm_lightning.trainer.backend.LightningBackend.update_policy", "training.micro_batch_tokens"),
+    ],
+)
+def test_running_out_of_memory_is_one_message_with_the_key_to_lower(run, monkeypatch, error, place, key):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(place, fail)
+    code, _, err, folder = run()
+    assert code == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "out of memory" in line
+    assert key in line
+    assert str(error) in line
+    assert "begin anew with" in line
+    assert "Traceback" not in err
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_tracker_that_fails_at_the_end_does_not_fail_the_run(run, tmp_path, monkeypatch, caplog):
+    (tmp_path / "dying.py").write_text(
+        "from rllm_lightning.registry import register_tracker\n"
+        "from rllm_lightning.tracking.tracker import Tracker\n"
+        "class Dying(Tracker):\n"
+        "    def log_metrics(self, metrics, step=None): pass\n"
+        "    def close(self, exit_code): raise RuntimeError('gone')\n"
+        "register_tracker('dying')(lambda config, run: Dying(run))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, _, err, folder = run("plugins=[dying]", "rllm.trainer.logger=[dying,csv]")
+    assert code == 0, err
+    assert "tracker Dying: its end failed: RuntimeError: gone" in caplog.text
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert (folder / "report.html").exists()
+
+
 # ----------------------------------------------------------------------------------------------------------------- processes
 
 

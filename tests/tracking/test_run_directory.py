@@ -7,7 +7,7 @@ import pytest
 from rllm_lightning import schema
 from rllm_lightning.config import ConfigError, load_config
 from rllm_lightning.tracking import run_directory
-from rllm_lightning.tracking.run_directory import MAX_NAME_BYTES, RunDirectory, atomic_write, safe_name
+from rllm_lightning.tracking.run_directory import MAX_NAME_BYTES, RunDirectory, WriteError, atomic_write, safe_name, writing
 
 HOSTILE = {
     "../../etc": "etc",
@@ -159,3 +159,38 @@ def test_an_atomic_write_takes_text_as_utf8_and_bytes_as_they_are(tmp_path):
     atomic_write(tmp_path / "new" / "bytes", b"\xff\0")
     assert (tmp_path / "new" / "text").read_bytes() == "é\n".encode()
     assert (tmp_path / "new" / "bytes").read_bytes() == b"\xff\0"
+
+
+def test_what_cannot_be_written_is_named_once(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    target = tmp_path / "file" / "summary.json"
+    with pytest.raises(WriteError, match=r"^cannot write .*file/summary\.json: (File exists|Not a directory)$"):
+        atomic_write(target, "{}")
+    with pytest.raises(WriteError) as caught, writing(tmp_path / "outer"), writing(target):
+        raise OSError(28, "No space left on device")
+    assert str(caught.value) == f"cannot write {target}: No space left on device"
+
+
+def test_the_reason_is_found_behind_an_error_of_the_writing_library(tmp_path):
+    """PyTorch's writer raises an error of its own while that of the file is on its way."""
+
+    def save():
+        try:
+            raise OSError(28, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 0")
+
+    with pytest.raises(WriteError, match="No space left"), writing(tmp_path):
+        save()
+    with pytest.raises(RuntimeError, match="a bug"), writing(tmp_path):
+        raise RuntimeError("a bug")
+
+
+def test_scraps_of_a_killed_process_go_and_nothing_else(tmp_path):
+    names = ["config.yaml", "episodes/train_step_1.jsonl", "checkpoints/last.ckpt", "wandb/.hidden"]
+    scraps = [".writing-0123456789ab", "episodes/.writing-ba9876543210", "checkpoints/.step_2.ckpt.tmp"]
+    for name in names + scraps:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    RunDirectory(tmp_path).remove_scraps()
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(names)

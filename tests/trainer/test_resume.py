@@ -1,6 +1,7 @@
 """What a run goes on from, and what is refused."""
 
 import json
+import random
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from rllm_lightning.algorithms.metrics import validation_score
 from rllm_lightning.config import ConfigError, load_config
 from rllm_lightning.trainer.checkpoints import random_state, restore_random_state
+from rllm_lightning.trainer.resume import is_complete
 from tests.trainer.conftest import make_tasks
 
 
@@ -81,6 +83,32 @@ def test_a_damaged_last_checkpoint_is_passed_over(fit, caplog):
     assert torch.load(last, weights_only=True)["rllm_lightning"]["global_step"] == 3
 
 
+def test_a_checkpoint_with_any_damage_is_refused_or_loads_to_the_same(fit):
+    """Bytes of the archive's headers too, where `zipfile` raises errors of many kinds."""
+    saved = fit("rllm.trainer.total_batches=1").directory.checkpoints / "last.ckpt"
+    sound = saved.read_bytes()
+    index = sound.rindex(b"PK\x01\x02") // 2 + len(sound) // 2
+    draw = random.Random(0)
+    whole = {key: str(value) for key, value in torch.load(saved, weights_only=True).items()}
+    verdicts = []
+    for position in [draw.randrange(len(sound)) for _ in range(40)] + [draw.randrange(index, len(sound)) for _ in range(80)]:
+        saved.write_bytes(sound[:position] + bytes([sound[position] ^ draw.randrange(1, 256)]) + sound[position + 1 :])
+        verdicts.append(is_complete(saved))
+        if verdicts[-1]:
+            assert {key: str(value) for key, value in torch.load(saved, weights_only=True).items()} == whole, position
+    assert verdicts.count(False) > 60
+    for length in (0, 1, len(sound) // 2, len(sound) - 1):
+        saved.write_bytes(sound[:length])
+        assert not is_complete(saved)
+
+
+def test_a_run_that_was_killed_before_its_report_gets_one(fit, make_trainer):
+    run = fit("rllm.trainer.total_batches=1")
+    run.directory.report_html.unlink()
+    make_trainer("rllm.trainer.total_batches=1", "rllm.trainer.resume=auto").fit()
+    assert run.directory.report_html.exists()
+
+
 def test_resuming_from_an_early_checkpoint_gives_up_the_later_ones(fit):
     run = fit("rllm.trainer.total_batches=4", "rllm.trainer.save_freq=1", "rllm.trainer.keep_checkpoints=0")
     early = run.directory.checkpoints / "step_1.ckpt"
@@ -126,8 +154,6 @@ def test_a_validation_that_an_interruption_kept_from_ending_is_made_up_for(fit, 
 
 
 def test_process_wide_generators_go_on_where_they_were():
-    import random
-
     import numpy as np
 
     def draw():
