@@ -1,11 +1,11 @@
-# make setup | run | test | test-long | test-ddp | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
+# make setup | run | test | test-long | test-ddp | fuzz | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test test-long test-ddp lint types
+.PHONY: setup run test test-long test-ddp fuzz lint types
 
 setup: $(READY)
 
@@ -34,6 +34,10 @@ test-long: $(READY)
 # Several processes in every combination: some twenty minutes.
 test-ddp: $(READY)
 	$(BIN)/python -m pytest tests/ddp -m "long or not long" $(ARGS)
+
+# Bytes of all kinds into whatever reads files and command lines, a minute each.
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

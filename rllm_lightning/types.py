@@ -14,7 +14,9 @@ import uuid
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -84,14 +86,45 @@ class _Record:
     @classmethod
     def from_dict(cls: type[R], data: dict[str, Any]) -> R:
         known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{cls.__name__}.from_dict: expected an object, got {type(data).__name__}")
         if unknown := sorted(set(data) - known):
             raise ValueError(f"{cls.__name__}.from_dict: unknown keys {unknown}; known: {sorted(known)}")
+        for key, value in data.items():
+            if not _fits(value, _hints(cls)[key]):
+                raise ValueError(f"{cls.__name__}.{key}: expected {_hints(cls)[key]}, got {value!r:.80}")
         return cls(**{key: cls._revive(key, value) for key, value in data.items()})
 
     @classmethod
     def _revive(cls, key: str, value: Any) -> Any:
         """Turn the JSON form of field `key` back into its Python form."""
         return value
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether the JSON form of a field is of the declared type; null stands for anything (a NaN, or what nobody set) but a list or
+    mapping that must be there."""
+    origin = get_origin(kind) or kind
+    if origin is UnionType:
+        return any(_fits(value, option) for option in get_args(kind))
+    if origin is list:
+        (item,) = get_args(kind)
+        return isinstance(value, list | tuple) and (
+            item is Any or set(map(type, value)) <= {item} or all(_fits(part, item) for part in value)
+        )
+    if origin is dict:
+        return isinstance(value, Mapping)
+    if origin is Any or value is None:
+        return True
+    if issubclass(origin, _Record):
+        return isinstance(value, Mapping | origin)
+    number = isinstance(value, int | float | np.generic)
+    return number if origin in (int, float, bool) else isinstance(value, str)
 
 
 def _nan_for_null(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rllm_lightning.algorithms.estimator import RLLM_ADV_ESTIMATOR_REGISTRY, Estimator
-from rllm_lightning.algorithms.needs import gather
+from rllm_lightning.algorithms.needs import as_float, gather
 from rllm_lightning.algorithms.ragged import Array
 from rllm_lightning.config import AlgorithmConfig
 from rllm_lightning.types import Step, Trajectory, TrajectoryGroup
@@ -62,7 +62,10 @@ def run_estimator(
     if lacking := [key for key in estimator.required if key not in keywords]:
         raise ValueError(f"estimator {name!r}: set rllm.algorithm.estimator_kwargs.{lacking[0]}")
     where = f"estimator {name!r}, role {role!r}"
-    result = estimator(rewards, **estimator.accepted(keywords))
+    try:
+        result = estimator(rewards, **estimator.accepted(keywords))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise ValueError(f"{where}: returned {type(result).__name__}, expected a pair (advantages, returns)")
     advantages, _ = result
@@ -160,8 +163,8 @@ def _precomputed(step: Step, where: str, noted: Counter[str]) -> list[float]:
         return [0.0] * num_tokens
     is_list = isinstance(own, list | tuple) or (isinstance(own, np.ndarray) and own.ndim == 1)
     for value in own if is_list else [own]:
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-            raise ValueError(f"{where}: a precomputed advantage must be a finite number or a list of them, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(as_float(value)):
+            raise ValueError(f"{where}: a precomputed advantage must be a finite number or a list of them, got {value!r:.80}")
     if not is_list:
         return [float(own)] * num_tokens
     if len(own) != num_tokens:

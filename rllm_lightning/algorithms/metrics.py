@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm_lightning.algorithms.needs import as_float
 from rllm_lightning.algorithms.ragged import Array, Ragged
 from rllm_lightning.types import Episode, TerminationReason
 
@@ -118,7 +119,7 @@ def workflow_metrics(episodes: Iterable[Episode], prefix: str = "batch") -> Sums
     for episode, metrics in zip(episodes, numbers, strict=True):
         failed = episode.termination_reason not in (None, TerminationReason.ENV_DONE)
         for name, value in (dict.fromkeys(sorted(accuracies), 0.0) | metrics if failed else metrics).items():
-            sums.add(f"{prefix}/{name}", float(value))
+            sums.add(f"{prefix}/{name}", as_float(value))
     return sums
 
 

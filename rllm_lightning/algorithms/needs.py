@@ -54,17 +54,27 @@ def gather(need: str, groups: Groups, role: str, estimator: str, estimator_state
         raise ValueError(f"estimator {estimator!r}, role {role!r}: needs {need!r}, but {error}") from None
 
 
+def as_float(value: Any) -> float:
+    """What somebody else gave for a number: NaN where it is none, infinite where it is too large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def rewards_of(group: TrajectoryGroup) -> Array:
     """[n] float64 rewards of a group.
 
     Raises:
         ValueError: a reward is None, NaN or infinite; the message names group, trajectory and role.
     """
-    rewards = np.array([math.nan if t.reward is None else t.reward for t in group.trajectories], dtype=np.float64)
+    rewards = np.array([as_float(t.reward) for t in group.trajectories], dtype=np.float64)
     if not np.isfinite(rewards).all():
         trajectory = group.trajectories[int(np.flatnonzero(~np.isfinite(rewards))[0])]
         raise ValueError(
-            f"group {group.group_id!r}, trajectory {trajectory.uid} (role {group.group_role!r}): its reward is {trajectory.reward}; "
+            f"group {group.group_id!r}, trajectory {trajectory.uid} (role {group.group_role!r}): its reward is {trajectory.reward!r:.80}; "
             "the reward function must give a finite number"
         )
     return rewards
@@ -118,7 +128,16 @@ def _step_rewards(groups: Groups) -> list[list[Array]]:
 
 def _state_keys(groups: Groups) -> list[list[list[Hashable]]]:
     how = "anything hashable that is equal for equal states, set by the workflow"
-    return [[[_info(step, "state_key", how, t) for step in t.steps] for t in group.trajectories] for group in groups]
+
+    def of_step(step: Step, trajectory: Trajectory) -> Hashable:
+        key = _info(step, "state_key", how, trajectory)
+        try:
+            hash(key)
+        except TypeError:
+            raise Missing(f"a step of {_name(trajectory)} has info['state_key'] = {key!r:.80}: {how}") from None
+        return key
+
+    return [[[of_step(step, t) for step in t.steps] for t in group.trajectories] for group in groups]
 
 
 def _logprobs(groups: Groups) -> list[list[list[Array]]]:
@@ -133,6 +152,8 @@ def _logprobs(groups: Groups) -> list[list[list[Array]]]:
 def _info_per_token(key: str, how: str) -> Callable[[Groups], list[list[list[Array]]]]:
     def of_step(step: Step, trajectory: Trajectory) -> list[float]:
         values = _info(step, key, how, trajectory)
+        if not hasattr(values, "__len__"):
+            raise Missing(f"a step of {_name(trajectory)} has info[{key!r}] = {values!r:.80}: {how}")
         if len(values) != len(step.response_ids):
             raise Missing(f"a step of {_name(trajectory)} has {len(values)} for {len(step.response_ids)} response tokens; give one a token")
         return values
@@ -160,9 +181,9 @@ def _info(holder: Trajectory | Step, key: str, how: str, trajectory: Trajectory 
 
 
 def _numbers(values: Sequence[Any], what: str) -> Array:
-    array = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    array = np.array([as_float(value) for value in values], dtype=np.float64)
     if not np.isfinite(array).all():
-        raise Missing(f"{what} is {values[int(np.flatnonzero(~np.isfinite(array))[0])]} somewhere; give finite numbers")
+        raise Missing(f"{what} is {values[int(np.flatnonzero(~np.isfinite(array))[0])]!r:.80} somewhere; give finite numbers")
     return array
 
 

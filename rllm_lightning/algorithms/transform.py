@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rllm_lightning.algorithms.needs import as_float
 from rllm_lightning.config import CompactFilteringConfig, TransformConfig
 from rllm_lightning.types import DEFAULT_TRAJ_NAME, Episode, Trajectory, TrajectoryGroup
 
@@ -140,4 +141,4 @@ def _fill_reward(trajectory: Trajectory) -> None:
     """A step whose scorer gave None leaves the trajectory without a reward, which `collect_...` reports by name."""
     rewards = [step.reward for step in trajectory.steps]
     if trajectory.reward is None and None not in rewards:
-        trajectory.reward = float(sum(rewards))
+        trajectory.reward = float(sum(map(as_float, rewards)))

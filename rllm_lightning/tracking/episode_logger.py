@@ -89,13 +89,14 @@ def iterate_episodes(path: str | Path, is_wanted: Callable[[str], bool] = lambda
     Raises:
         ValueError: as `read_episodes`; a line that is not wanted is not looked into.
     """
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if (match := _ID.match(line)) and not is_wanted(json.loads(match[1])):
-                continue
+    with Path(path).open("rb") as file:
+        for number, data in enumerate(file, start=1):
             try:
+                line = data.decode("utf-8")
+                if (match := _ID.match(line)) and not is_wanted(json.loads(match[1])):
+                    continue
                 episode = Episode.from_dict(json.loads(line, parse_constant=_refuse))
-            except (ValueError, TypeError, AttributeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: not an episode ({error})") from error
             if match or is_wanted(episode.id):
                 yield episode

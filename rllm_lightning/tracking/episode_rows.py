@@ -34,7 +34,7 @@ def _row(episode: Episode, trajectory: Trajectory, step: Step, secrets: list[str
         episode.rollout_idx,
         trajectory.name,
         shorten(scrub_text(prompt_of(step), secrets), max_characters),
-        shorten(scrub_text(step.model_response, secrets), max_characters),
+        shorten(scrub_text(step.model_response or "", secrets), max_characters),
         trajectory.reward,
         advantage_of(step),
         episode.is_correct,

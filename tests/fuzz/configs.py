@@ -6,6 +6,8 @@ from rllm_lightning import schema
 from rllm_lightning.config import Config
 from rllm_lightning.registry import ENGINES, TASKS
 
+OPEN = {"task": TASKS, "rollout_engine": ENGINES}  # sections whose further keys are those of a chosen entry
+
 
 def schema_leaves(cls: type = Config, path: str = "") -> list[str]:
     """The dotted key of every leaf below a section; of open sections only what holds for every entry."""
@@ -17,13 +19,14 @@ def schema_leaves(cls: type = Config, path: str = "") -> list[str]:
 
 def entry_leaves(section: str, name: str) -> list[str]:
     """The dotted keys that the entry `name` adds to the open section `task` or `rollout_engine`."""
-    registry = {"task": TASKS, "rollout_engine": ENGINES}[section]
-    return [f"{section}.{key}" for key in schema.parameters_of(registry.get(name))]
+    return [f"{section}.{key}" for key in schema.parameters_of(OPEN[section].get(name))]
 
 
 def all_leaves() -> list[str]:
-    """Every leaf there is, those of every task and rollout engine of the library included."""
-    chosen = [("task", name) for name in ("reasoning_gym", "jsonl", "gridworld")] + [("rollout_engine", name) for name in ENGINES]
+    """Every leaf there is, those of the library's own tasks and rollout engines included."""
+    chosen = [
+        (section, name) for section, registry in OPEN.items() for name, entry in registry.items() if "rllm_lightning" in entry.__module__
+    ]
     return sorted({*schema_leaves(), *(key for section, name in chosen for key in entry_leaves(section, name))})
 
 

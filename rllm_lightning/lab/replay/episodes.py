@@ -7,12 +7,11 @@ Whoever reads step by step, and lets go of one before the next, needs the memory
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
+from rllm_lightning.tracking.episode_logger import iterate_episodes
 from rllm_lightning.types import Episode, Step
 
 STEP_FILE = re.compile(r"train_step_(\d+)\.jsonl")
@@ -59,16 +58,11 @@ def read_step(path: Path) -> list[Episode]:
         ValueError: a line is not an episode; the message names the file and the line.
     """
     episodes = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                episode = Episode.from_dict(json.loads(line, parse_constant=_refuse))
-            except (ValueError, TypeError, AttributeError) as error:
-                raise ValueError(f"{path}, line {number}: not an episode ({error})") from error
-            for trajectory in episode.trajectories:
-                for step in trajectory.steps:
-                    _share(step)
-            episodes.append(episode)
+    for episode in iterate_episodes(path):
+        for trajectory in episode.trajectories:
+            for step in trajectory.steps:
+                _share(step)
+        episodes.append(episode)
     return episodes
 
 
@@ -79,7 +73,3 @@ def _share(step: Step) -> None:
     for theirs, own in (("prompt_ids", "prompt_ids"), ("completion_ids", "response_ids"), ("logprobs", "logprobs")):
         if getattr(output, theirs) == (value := getattr(step, own)):
             setattr(output, theirs, value)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
