@@ -292,7 +292,7 @@ class RolloutConfig:
     n_val: int = 1  # rollouts of a task in validation
 
     def __post_init__(self) -> None:
-        check(self, n="[1, inf)", n_val="[1, inf)")
+        check(self, n="[1, 65536]", n_val="[1, 65536]")  # beyond, a number is a slip, and lists of that length are made at the start
 
 
 @dataclass

@@ -407,3 +407,28 @@ def test_plain_data_is_strict_json_and_plain_already(value):
     plain = to_plain(value)
     json.dumps(plain, allow_nan=False)
     assert to_plain(plain) == plain
+
+
+@pytest.mark.parametrize(
+    ("record", "data", "words"),
+    [
+        (Episode, {"id": 3}, "Episode.id"),
+        (Episode, {"trajectories": {"a": 1}}, "Episode.trajectories"),
+        (Episode, {"trajectories": [3]}, "Episode.trajectories"),
+        (Episode, {"metrics": None}, "Episode.metrics"),
+        (Episode, [], "expected an object"),
+        (Trajectory, {"reward": "much"}, "Trajectory.reward"),
+        (Step, {"response_ids": ["a"]}, "Step.response_ids"),
+        (Step, {"response_ids": None}, "Step.response_ids"),
+        (Step, {"chat_completions": ["hello"]}, "Step.chat_completions"),
+        (Step, {"advantage": ["a"]}, "Step.advantage"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(record, data, words):
+    with pytest.raises(ValueError, match=words):
+        record.from_dict(data)
+
+
+def test_null_stands_for_a_number_or_text_that_nobody_set():
+    assert Step.from_dict({"thought": None, "advantage": [None, 1.0]}).thought is None
+    assert Trajectory.from_dict({"reward": None}).reward is None

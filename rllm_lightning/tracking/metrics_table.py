@@ -97,13 +97,13 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
     Raises:
         ValueError: the file is not a table of metrics.
     """
-    return _numbers(Path(path), Path(path).read_text(encoding="utf-8"))
+    return _numbers(Path(path), Path(path).read_bytes())
 
 
-def _numbers(path: Path, text: str) -> list[dict[str, float]]:
+def _numbers(path: Path, data: bytes) -> list[dict[str, float]]:
     try:
-        return [{key: float(value) for key, value in row.items() if value} for row in _parse(path, text)[1]]
-    except ValueError as error:
+        return [{key: float(value) for key, value in row.items() if value} for row in _parse(path, data.decode("utf-8"))[1]]
+    except (ValueError, csv.Error) as error:
         raise ValueError(f"{path}: not a table of metrics ({error})") from error
 
 
@@ -133,14 +133,14 @@ class MetricsReader:
             new = file.read()
         new = new[: new.rfind(b"\n") + 1]
         if new:
-            self._rows += _numbers(self.path, (new if self._end == 0 else header + new).decode("utf-8"))
+            self._rows += _numbers(self.path, new if self._end == 0 else header + new)
             self._last_line = new[new[:-1].rfind(b"\n") + 1 :]
             self._end += len(new)
         return self._rows
 
 
 def _read_text(path: Path) -> tuple[list[str], Iterator[dict[str, str]]]:
-    return _parse(path, path.read_text(encoding="utf-8"))
+    return _parse(path, path.read_bytes().decode("utf-8"))
 
 
 def _parse(path: Path, text: str) -> tuple[list[str], Iterator[dict[str, str]]]:

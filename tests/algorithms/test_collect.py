@@ -313,3 +313,21 @@ def test_groups_of_one_have_no_difficulty(make):
     metrics = collect([make.group([1], "a:solver"), make.group([0], "b:solver")])
     assert metrics["batch/solver/total"] == metrics["batch/solver/informative"] == 0
     assert not [key for key in metrics if "fractions" in key or "group_reward" in key]
+
+
+@pytest.mark.parametrize("reward", [10**400, "much", [1.0], float("nan"), None])
+def test_a_reward_that_is_no_finite_number_is_named_with_its_trajectory(make, reward):
+    group = make.group([1, 0], "a:solver")
+    group.trajectories[1].reward = reward
+    with pytest.raises(ValueError, match=f"group 'a:solver', trajectory {group.trajectories[1].uid}.*its reward is"):
+        collect([group])
+
+
+def test_what_an_estimator_refuses_is_told_with_its_role(make):
+    with pytest.raises(ValueError, match=r"estimator 'maxrl', role 'solver': .*at least 0"):
+        collect([make.group([1, -1], "a:solver")], estimator="maxrl")
+    group = make.group([1, 0], "a:solver")
+    for trajectory in group.trajectories:
+        trajectory.steps[0].info["state_key"] = {"not": "hashable"}
+    with pytest.raises(ValueError, match=r"'gigpo', role 'solver': needs 'state_keys'.*hashable"):
+        collect([group], estimator="gigpo")

@@ -71,3 +71,23 @@ def test_any_config_begins_or_says_why(begins_or_says_why, entries):
 @pytest.mark.timeout(3600)
 def test_any_of_thousands_of_configs_begins_or_says_why(begins_or_says_why, entries):
     begins_or_says_why(entries)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("rllm.rollout.n", "1e15"),
+        ("lightning.devices", "1e15"),
+        ("lightning.devices", "1e308"),
+        ("lightning.num_nodes", "0"),
+        ("model.name", "~nobody-of-this-name/x"),
+        ("model.name", "x" * 5000),
+        ("rllm.trainer.resume", "x" * 5000),
+        ("rllm.trainer.resume", "~nobody-of-this-name/x"),
+        ("rllm.workflow.workflow_args", "{a: " * 100 + "1" + "}" * 100),
+        ("seed", "!!bool maybe"),
+    ],
+)
+def test_what_would_fill_the_memory_or_end_in_a_traceback_is_refused_by_key(begins_or_says_why, key, text):
+    begins_or_says_why([("{}={}", (key, text))])
+    begins_or_says_why([("file", (key, text))])
