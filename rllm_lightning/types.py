@@ -124,7 +124,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if issubclass(origin, _Record):
         return isinstance(value, Mapping | origin)
     number = isinstance(value, int | float | np.generic)
-    return number if origin in (int, float, bool) else isinstance(value, str)
+    return number if origin in (int, float, bool) else issubclass(origin, str) and isinstance(value, str)
 
 
 def _nan_for_null(value: Any) -> Any:

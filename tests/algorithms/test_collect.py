@@ -328,6 +328,7 @@ def test_what_an_estimator_refuses_is_told_with_its_role(make):
         collect([make.group([1, -1], "a:solver")], estimator="maxrl")
     group = make.group([1, 0], "a:solver")
     for trajectory in group.trajectories:
+        trajectory.steps[0].reward = 1.0
         trajectory.steps[0].info["state_key"] = {"not": "hashable"}
     with pytest.raises(ValueError, match=r"'gigpo', role 'solver': needs 'state_keys'.*hashable"):
         collect([group], estimator="gigpo")
