@@ -429,7 +429,7 @@ def _lightning_trainer(config: Config) -> L.Trainer:
             num_sanity_val_steps=0,
             inference_mode=False,
         )
-    except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
+    except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         reason = " ".join(str(error).split())
         raise ConfigError([f"lightning.devices, .accelerator, .strategy or .precision: Lightning refuses {settings}: {reason}"]) from error
     if trainer.world_size > 1:

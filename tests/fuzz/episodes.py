@@ -22,6 +22,11 @@ IDS = st.sampled_from(["t:0", "t:1", "t:2", "a:b/c:0", "a:b/c:1", "x", "x:", ":0
 NAMES = st.sampled_from(["solver", "judge", "", "default_traj_name", "a/b", "\ud800"]) | TEXTS
 
 
+def as_floats(values):
+    """As estimators write advantages: a number beyond float64 is infinite, none is none."""
+    return [None if v is None else v if abs(v) < HUGE else math.copysign(math.inf, v) for v in values]
+
+
 @st.composite
 def steps(draw, numbers):
     prompt, response = draw(st.lists(TOKENS, max_size=3)), draw(st.lists(TOKENS, max_size=3))
@@ -41,7 +46,7 @@ def steps(draw, numbers):
         model_output=output,
         info=draw(info),
         reward=draw(numbers),
-        advantage=draw(st.none() | st.none() | numbers | per_token),
+        advantage=draw(st.none() | st.none() | numbers | per_token.map(as_floats)),
     )
 
 
