@@ -1,11 +1,11 @@
-# make setup | run | test | test-long | test-ddp | fuzz | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
+# make setup | run | test | test-long | test-ddp | fuzz | faults | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test test-long test-ddp fuzz lint types
+.PHONY: setup run test test-long test-ddp fuzz faults lint types
 
 setup: $(READY)
 
@@ -29,7 +29,7 @@ test: $(READY)
 
 # What is too slow for `make test` in one process, such as every data set of reasoning_gym: a few minutes.
 test-long: $(READY)
-	$(BIN)/python -m pytest tests --ignore tests/ddp -m long $(ARGS)
+	$(BIN)/python -m pytest tests --ignore tests/ddp --ignore tests/faults -m long $(ARGS)
 
 # Several processes in every combination: some twenty minutes.
 test-ddp: $(READY)
@@ -38,6 +38,12 @@ test-ddp: $(READY)
 # Bytes of all kinds into whatever reads files and command lines, a minute each.
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# Every fault of tests/faults, and the table of what came of them: half an hour of an idle machine.
+faults: $(READY)
+	rm -f .faults.jsonl
+	RLLM_FAULTS_ROWS=$(CURDIR)/.faults.jsonl $(BIN)/python -m pytest tests/faults -m "long or not long" -n 2 $(ARGS); code=$$?; \
+	$(BIN)/python -m tests.faults.table .faults.jsonl docs/faults.md && exit $$code
 
 lint: $(READY)
 	$(BIN)/ruff check .
