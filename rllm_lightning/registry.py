@@ -177,7 +177,10 @@ LOSSES: Registry[PolicyLoss] = Registry(
 TASKS: Registry[Any] = Registry(
     "task",
     "task.name",
-    [f"rllm_lightning.tasks.{name}" for name in ("reasoning_gym", "mixture", "jsonl", "parquet", "huggingface", "gridworld")],
+    [
+        f"rllm_lightning.tasks.{name}"
+        for name in ("reasoning_gym", "mixture", "jsonl", "parquet", "huggingface", "gridworld", "verifiers_environment")
+    ],
 )
 SCORERS: Registry[Any] = Registry(
     "scorer", "task.scorer", [f"rllm_lightning.tasks.{name}" for name in ("scorers", "math_scorer", "python_scorer", "composite_scorer")]
@@ -185,7 +188,7 @@ SCORERS: Registry[Any] = Registry(
 WORKFLOWS: Registry[Any] = Registry(
     "workflow",
     "rllm.workflow.name",
-    [f"rllm_lightning.workflows.{name}" for name in ("single_turn", "multi_turn", "solver_judge", "distill")],
+    [f"rllm_lightning.workflows.{name}" for name in ("single_turn", "multi_turn", "solver_judge", "distill", "verifiers_environment")],
 )
 ENVIRONMENTS: Registry[Any] = Registry(
     "environment", "rllm.workflow.workflow_args.environment", ["rllm_lightning.workflows.retry", "rllm_lightning.workflows.gridworld"]
