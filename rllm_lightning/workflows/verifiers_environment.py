@@ -221,7 +221,7 @@ def _named(part: str) -> Iterator[None]:
 
 def _completion(output: ModelOutput, text: str) -> Any:
     """A reply as the package knows it."""
-    from openai.types.chat import ChatCompletion
+    from verifiers.types import ChatCompletion
 
     reason = "length" if output.finish_reason == "length" else "stop"
     choice = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", "content": text}}
