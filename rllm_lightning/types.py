@@ -90,9 +90,10 @@ class _Record:
             raise ValueError(f"{cls.__name__}.from_dict: expected an object, got {type(data).__name__}")
         if unknown := sorted(set(data) - known):
             raise ValueError(f"{cls.__name__}.from_dict: unknown keys {unknown}; known: {sorted(known)}")
+        hints = _hints(cls)  # type: ignore[arg-type]
         for key, value in data.items():
-            if not _fits(value, _hints(cls)[key]):
-                raise ValueError(f"{cls.__name__}.{key}: expected {_hints(cls)[key]}, got {value!r:.80}")
+            if not _fits(value, hints[key]):
+                raise ValueError(f"{cls.__name__}.{key}: expected {hints[key]}, got {value!r:.80}")
         return cls(**{key: cls._revive(key, value) for key, value in data.items()})
 
     @classmethod

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -127,13 +128,13 @@ def _(subject: Subject, reference: Reference) -> str:
     return _compare_frequencies(subject, reference, {"top_p": 0.5})
 
 
-def _compare_frequencies(subject: Subject, reference: Reference, sampling: dict[str, float]) -> str:
+def _compare_frequencies(subject: Subject, reference: Reference, sampling: dict[str, Any]) -> str:
     """A chi-square test of first tokens, told apart by their text (which every engine gives)."""
     content = PROMPTS[2]
-    p_V = cut(reference.logits(subject.prompt(content))[0], **sampling)
-    expected: Counter[str] = Counter()
-    for token in p_V.nonzero()[:, 0].tolist():
-        expected[subject.chat.decode([token])] += float(p_V[token])  # type: ignore[assignment]
+    probs_V = cut(reference.logits(subject.prompt(content))[0], **sampling)
+    expected: defaultdict[str, float] = defaultdict(float)
+    for token in probs_V.nonzero()[:, 0].tolist():
+        expected[subject.chat.decode([token])] += float(probs_V[token])
     answers = subject.answers([content] * subject.draws, max_tokens=1, **sampling)
     drawn = Counter(answer.text or "" for answer in answers)
     described = ", ".join(f"{name} {value:.3g}" for name, value in sampling.items()) or "neutral"
@@ -141,12 +142,12 @@ def _compare_frequencies(subject: Subject, reference: Reference, sampling: dict[
     expect(not strangers, f"{described}: {strangers} of {subject.draws} draws are tokens that cannot be")
 
     observed, wanted = [0], [0.0]
-    for text, p in expected.most_common():  # rare ones share a cell
+    for text, prob in sorted(expected.items(), key=lambda item: -item[1]):  # rare ones share a cell
         if wanted[-1] >= EXPECTED:
             observed.append(0)
             wanted.append(0.0)
         observed[-1] += drawn[text]
-        wanted[-1] += p * subject.draws
+        wanted[-1] += prob * subject.draws
     if len(wanted) > 1 and wanted[-1] < EXPECTED:
         rest, more = wanted.pop(), observed.pop()
         wanted[-1], observed[-1] = wanted[-1] + rest, observed[-1] + more

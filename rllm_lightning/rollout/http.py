@@ -113,8 +113,8 @@ class JsonClient:
             return ServerError(f"{url}: {type(error).__name__}: {self._masked(str(error)) or 'the connection failed'}"), 0.0
         said = self._masked(response.text[: 4 * SHOWN])[:SHOWN]
         if response.status_code >= 400:
-            error = ServerError(f"{url}: status {response.status_code}: {said}", response.status_code)
-            return error, _asked_pause(response) if response.status_code in RETRIED else None
+            refusal = ServerError(f"{url}: status {response.status_code}: {said}", response.status_code)
+            return refusal, _asked_pause(response) if response.status_code in RETRIED else None
         if not response.content.strip():
             return None, None
         try:
