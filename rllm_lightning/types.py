@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import uuid
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cache
@@ -85,15 +85,15 @@ class _Record:
 
     @classmethod
     def from_dict(cls: type[R], data: dict[str, Any]) -> R:
-        known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = _fields(cls)  # type: ignore[arg-type]
         if not isinstance(data, Mapping):
             raise ValueError(f"{cls.__name__}.from_dict: expected an object, got {type(data).__name__}")
-        if unknown := sorted(set(data) - known):
-            raise ValueError(f"{cls.__name__}.from_dict: unknown keys {unknown}; known: {sorted(known)}")
-        hints = _hints(cls)  # type: ignore[arg-type]
+        if unknown := sorted(set(data) - set(fields)):
+            raise ValueError(f"{cls.__name__}.from_dict: unknown keys {unknown}; known: {sorted(fields)}")
         for key, value in data.items():
-            if not _fits(value, hints[key]):
-                raise ValueError(f"{cls.__name__}.{key}: expected {hints[key]}, got {value!r:.80}")
+            kind, fits = fields[key]
+            if not fits(value):
+                raise ValueError(f"{cls.__name__}.{key}: expected {kind}, got {value!r:.80}")
         return cls(**{key: cls._revive(key, value) for key, value in data.items()})
 
     @classmethod
@@ -103,29 +103,34 @@ class _Record:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+def _fields(cls: type) -> dict[str, tuple[Any, Callable[[Any], bool]]]:
+    """The fields of a record: the declared type of each, and whether the JSON form of a value is of it (`_check_of`)."""
+    hints = get_type_hints(cls)
+    return {f.name: (hints[f.name], _check_of(hints[f.name])) for f in dataclasses.fields(cls)}
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _check_of(kind: Any) -> Callable[[Any], bool]:
     """Whether the JSON form of a field is of the declared type; null stands for anything (a NaN, or what nobody set) but a list or
-    mapping that must be there."""
+    mapping that must be there. Made once a type: logs hold millions of values."""
     origin = get_origin(kind) or kind
     if origin is UnionType:
-        return any(_fits(value, option) for option in get_args(kind))
+        options = [_check_of(option) for option in get_args(kind)]
+        return lambda value: any(fits(value) for fits in options)
     if origin is list:
         (item,) = get_args(kind)
-        return isinstance(value, list | tuple) and (
-            item is Any or set(map(type, value)) <= {item} or all(_fits(part, item) for part in value)
+        plain, fits_item = {item}, _check_of(item)
+        return lambda value: (
+            isinstance(value, list | tuple) and (item is Any or set(map(type, value)) <= plain or all(map(fits_item, value)))
         )
     if origin is dict:
-        return isinstance(value, Mapping)
-    if origin is Any or value is None:
-        return True
+        return lambda value: isinstance(value, Mapping)
+    if origin is Any:
+        return lambda value: True
     if issubclass(origin, _Record):
-        return isinstance(value, Mapping | origin)
-    number = isinstance(value, int | float | np.generic)
-    return number if origin in (int, float, bool) else issubclass(origin, str) and isinstance(value, str)
+        return lambda value: value is None or isinstance(value, Mapping | origin)
+    if origin in (int, float, bool):
+        return lambda value: value is None or isinstance(value, int | float | np.generic)
+    return lambda value: value is None or (isinstance(value, str) and issubclass(origin, str))
 
 
 def _nan_for_null(value: Any) -> Any:

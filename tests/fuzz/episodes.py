@@ -24,7 +24,7 @@ NAMES = st.sampled_from(["solver", "judge", "", "default_traj_name", "a/b", "\ud
 
 def as_floats(values):
     """As estimators write advantages: a number beyond float64 is infinite, none is none."""
-    return [None if v is None else v if abs(v) < HUGE else math.copysign(math.inf, v) for v in values]
+    return [v if v is None or isinstance(v, float) or abs(v) < HUGE else math.inf if v > 0 else -math.inf for v in values]
 
 
 @st.composite
