@@ -252,7 +252,8 @@ async def _score(environment: Any, state: Any, trajectory: Trajectory) -> None:
         EnvironmentFailed: a reward function raised, or returned no number.
         ValueError: the reward is not finite.
     """
-    _FAILURES.set(failures := [])
+    failures: list[tuple[str, Exception]] = []
+    _FAILURES.set(failures)
     with _named("the rubric"):
         await environment.rubric.score_rollout(state)
     for name, error in failures:
