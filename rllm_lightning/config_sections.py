@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from rllm_lightning.registry import ENGINES, TASKS, Registry
-from rllm_lightning.schema import check
+from rllm_lightning.schema import check, show
 
 SEEDS = "[0, 4294967295]"  # what every library's generator takes
 MAX_PROCESSES = 65536  # of a node, and nodes: beyond, a number is a slip, and Lightning would make a list of that length
+
+WANDB_ID_RULE = "expected at most 128 of the characters A-Z a-z 0-9 _ . = + @ -, the first a letter, a digit or _"
+
+
+def is_wandb_id(text: str) -> bool:
+    """Whether a W&B run may have this id. W&B itself would take slashes, and write where they lead."""
+    return re.fullmatch(r"\w[\w.=+@-]{0,127}", text, re.ASCII) is not None
 
 
 @dataclass
@@ -142,6 +150,13 @@ class WandbConfig:
     job_type: str | None = None
     tags: list[str] = field(default_factory=list)
     notes: str | None = None
-    id: str | None = None  # run id, to continue a run
+    id: str | None = None  # run id, to continue a run; part of a folder's name
     resume: Literal["allow", "never", "must", "auto"] | None = None  # what W&B does where a run of this id exists
     log_model: bool = False  # upload the final model as an artifact
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            (self.id is None or is_wandb_id(self.id), f"id: {WANDB_ID_RULE}, got {show(self.id)}"),
+            (all(0 < len(tag) <= 64 for tag in self.tags), "tags: W&B takes tags of 1 to 64 characters"),
+        )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rllm_lightning.schema import show
 from rllm_lightning.tracking.run_directory import atomic_write
 from rllm_lightning.tracking.secrets import environment_secrets, scrub
 from rllm_lightning.types import Episode, to_plain
@@ -39,8 +40,8 @@ class EpisodeLogger:
             mode: what the episodes were for, such as `"train"` or `"val"`; one word.
             step: the global step (validation before training: 0).
         """
-        if not re.fullmatch(r"[A-Za-z0-9-]+", mode):
-            raise ValueError(f"mode of logged episodes: expected one word of letters and digits, got {mode!r}")
+        if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", mode):
+            raise ValueError(f"mode of logged episodes: expected one short word of letters and digits, got {show(mode)}")
         path = self.folder / f"{mode}_step_{step}.jsonl"
         secrets, episodes = environment_secrets(), list(episodes)
         self._log_tokens(episodes)

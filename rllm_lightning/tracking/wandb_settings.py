@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rllm_lightning.config import Config, ConfigError
+from rllm_lightning.config_sections import WANDB_ID_RULE, is_wandb_id
+from rllm_lightning.schema import show
 from rllm_lightning.tracking.run_directory import RunDirectory, safe_name
 from rllm_lightning.tracking.secrets import scrub, scrub_arguments, scrub_text
 from rllm_lightning.tracking.summary import git_commit
@@ -28,8 +30,10 @@ def choose_mode(config: Config) -> str:
     """`online`, `offline` or `disabled`: the config's, else WANDB_MODE's, else online where there is a login.
 
     Raises:
-        ConfigError: online is asked for without a login.
+        ConfigError: online is asked for without a login, or the id of the environment is none.
     """
+    if config.wandb.id is None and not is_wandb_id(run_id := os.environ.get("WANDB_RUN_ID", "unset")):
+        raise ConfigError([f"WANDB_RUN_ID: {WANDB_ID_RULE}, got {show(run_id)}; unset it, or set wandb.id"])
     asked = _asked_mode(config)
     mode = MODES.get(asked, asked) if asked else "online" if is_logged_in() else "offline"
     if mode == "online" and not is_logged_in():
