@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import re
 import shutil
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+CHECKPOINT_KEY = "rllm_lightning"  # of what is ours in a checkpoint
 STEP_NAME = re.compile(r"step_(\d+)\.ckpt$")
 
 
@@ -39,6 +41,29 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         finally:
             with contextlib.suppress(OSError):  # a disk that has become read-only: the first error is the one to report
                 scratch.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint file, its tensors mapped from the disk until they are used. Reading runs nothing.
+
+    Raises:
+        ValueError: it holds more than plain data and tensors, or is none of this library's checkpoints.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a pickle can be made so that its reader raises anything
+        raise ValueError(f"{path} cannot be read as plain data ({_why_not_plain(error)})") from error
+    if not isinstance(content, dict) or not isinstance(content.get(CHECKPOINT_KEY), dict):
+        raise ValueError(f"{path} is not one of this library's checkpoints")
+    return content
+
+
+def _why_not_plain(error: Exception) -> str:
+    """PyTorch's own message goes on with how to run what is in the file."""
+    if isinstance(error, pickle.UnpicklingError):
+        named = re.search(r"(?:GLOBAL|function) ['\"]?([\w.]+)", str(error))
+        return f"it asks for {named[1]}, which could run code" if named else "it holds objects, which could run code"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def publish(path: Path, name: str) -> None:

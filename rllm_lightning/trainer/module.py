@@ -44,7 +44,7 @@ from rllm_lightning.tracking.episode_logger import EpisodeLogger
 from rllm_lightning.tracking.run_directory import RunDirectory, writing
 from rllm_lightning.tracking.summary import RunSummary
 from rllm_lightning.tracking.tracker import Tracker
-from rllm_lightning.trainer.checkpoints import prune, publish, random_state, restore_random_state
+from rllm_lightning.trainer.checkpoints import CHECKPOINT_KEY, prune, publish, random_state, restore_random_state
 from rllm_lightning.trainer.data import TaskBatch
 from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.precision import AUTO, MIXED, choose_precision
@@ -59,8 +59,6 @@ from rllm_lightning.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-CHECKPOINT_KEY = "rllm_lightning"
 
 
 class UnifiedLightningModule(L.LightningModule):

@@ -18,7 +18,7 @@ from rllm_lightning import schema
 from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.tracking.run_directory import RunDirectory, root_of, safe_name
 from rllm_lightning.tracking.secrets import scrub
-from rllm_lightning.trainer.checkpoints import STEP_NAME
+from rllm_lightning.trainer.checkpoints import STEP_NAME, read_checkpoint
 from rllm_lightning.values import as_path
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,19 @@ def checkpoint_to_resume(config: Config) -> Path | None:
     `auto` takes the newest run of the same project, experiment name and config that has a checkpoint.
 
     Raises:
-        ConfigError: there is no checkpoint where `resume` points to, or the run there has another config; it names the keys.
+        ConfigError: there is no checkpoint where `resume` points to, it holds more than plain data, or the run there has another
+            config; it names the keys.
     """
+    found = _find(config)
+    if found is not None:
+        try:
+            read_checkpoint(found)
+        except ValueError as error:
+            raise ConfigError([f"rllm.trainer.resume: {error}"]) from error
+    return found
+
+
+def _find(config: Config) -> Path | None:
     resume = config.rllm.trainer.resume
     if resume is None or resume == NEVER:
         return None
@@ -89,10 +100,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether every byte that was written to a checkpoint is there: PyTorch's files are zip archives, which carry checksums. A
-    checkpoint that is a folder (sharded) is whole when it has its index."""
-    if path.is_dir():
-        return (path / ".metadata").is_file()
+    """Whether every byte that was written to a checkpoint is there: PyTorch's files are zip archives, which carry checksums."""
     try:
         with zipfile.ZipFile(path) as archive:
             is_sound = archive.testzip() is None

@@ -218,7 +218,7 @@ class UnifiedTrainer:
             with warnings.catch_warnings():
                 for expected in EXPECTED_WARNINGS:
                     warnings.filterwarnings("ignore", expected)
-                self.lightning.fit(self.module, ckpt_path=self.checkpoint)
+                self.lightning.fit(self.module, ckpt_path=self.checkpoint, weights_only=True)  # whatever the environment says
             self.run_directory = self.module.run_directory
             if self.module.interrupted is not None:
                 if self.is_first_rank and self.module.interrupted.signum == signal.SIGUSR1:

@@ -6,7 +6,6 @@ is compared is the gradient of the policy.
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from rllm_lightning.config import Config
-from rllm_lightning.trainer.module import CHECKPOINT_KEY
+from rllm_lightning.trainer.checkpoints import CHECKPOINT_KEY, read_checkpoint
 from rllm_lightning.trainer.policy import Policy
 from rllm_lightning.trainer.resume import is_complete
 
@@ -31,25 +30,22 @@ class Checkpoint:
     weight_version: int
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint file, on the CPU.
+def read_given(path: Path) -> dict[str, Any]:
+    """The content of the checkpoint file that `--checkpoint` names.
 
     Raises:
         ValueError: there is no such file, or it is none of our checkpoints.
     """
     if path.is_dir():
-        raise ValueError(f"--checkpoint: {path} is a folder; give a .ckpt file (checkpoints of sharded strategies cannot be replayed)")
+        raise ValueError(f"--checkpoint: {path} is a folder; give a .ckpt file")
     if not path.is_file():
         raise ValueError(f"--checkpoint: there is no file {path}")
     if not is_complete(path):
         raise ValueError(f"--checkpoint: {path} is no whole checkpoint")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:  # objects that are no plain data, or another kind of archive
-        raise ValueError(f"--checkpoint: {path} cannot be read as plain data ({' '.join(str(error).split())[:200]})") from error
-    if not isinstance(content, dict) or CHECKPOINT_KEY not in content:
-        raise ValueError(f"--checkpoint: {path} is not one of this library's checkpoints")
-    return content
+        return read_checkpoint(path)
+    except ValueError as error:
+        raise ValueError(f"--checkpoint: {error}") from error
 
 
 def load_checkpoint(path: Path, content: dict[str, Any], config: Config) -> Checkpoint:

@@ -66,10 +66,10 @@ def replay_run(
     chosen = choose_steps(files, steps)
     content, of_gradient = None, []
     if checkpoint is not None:  # torch is imported here, and where gradients are taken
-        from rllm_lightning.lab.replay.checkpoint import read_checkpoint
-        from rllm_lightning.trainer.module import CHECKPOINT_KEY
+        from rllm_lightning.lab.replay.checkpoint import read_given
+        from rllm_lightning.trainer.checkpoints import CHECKPOINT_KEY
 
-        content = read_checkpoint(Path(checkpoint))
+        content = read_given(Path(checkpoint))
         of_gradient = _gradient_steps(files, gradient_steps, content[CHECKPOINT_KEY]["global_step"])
     pass_through = _Pass(run, config, subjects, set(chosen), set(of_gradient))
     wanted = {*chosen, *of_gradient}

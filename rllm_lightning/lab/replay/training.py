@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rllm_lightning.algorithms.metrics import validation_score
 from rllm_lightning.config import Config, as_dict_config
-from rllm_lightning.lab.replay.checkpoint import PREFIX, read_checkpoint
+from rllm_lightning.lab.replay.checkpoint import PREFIX, read_given
 from rllm_lightning.lab.replay.episodes import read_step
 from rllm_lightning.lab.replay.results import TrainedOn, TrainingReport
 from rllm_lightning.lab.replay.subjects import Subject, is_own
@@ -32,8 +32,8 @@ from rllm_lightning.registry import ESTIMATORS, TASKS, WORKFLOWS
 from rllm_lightning.tracking.metrics_table import read_metrics
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.trainer.backend import LightningBackend
+from rllm_lightning.trainer.checkpoints import CHECKPOINT_KEY, read_checkpoint
 from rllm_lightning.trainer.data import TaskLoader
-from rllm_lightning.trainer.module import CHECKPOINT_KEY
 from rllm_lightning.trainer.protocol import TrainerState
 from rllm_lightning.trainer.resume import plain
 from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
@@ -105,7 +105,7 @@ def train_on(
         ValueError: the run has too few batches after the checkpoint, its workflow made the advantages, or an estimator and the
             checkpoint do not go together (one has a value head, the other none).
     """
-    content = read_checkpoint(checkpoint)
+    content = read_given(checkpoint)
     saved = content[CHECKPOINT_KEY]
     first = saved["global_step"] + 1
     steps = list(range(first, first + num_batches))
