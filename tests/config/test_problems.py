@@ -112,7 +112,7 @@ def test_all_problems_come_together(preset, problems_of):
         "rllm.algorithm.kl_beta: must be in [0, inf), got -1.0",
         "rllm.rejection_sample.multiplier: 2.0 needs rllm.rejection_sample.enable=true",
         "rllm.rollout.n_val: expected a whole number, got 'x'",
-        "rllm.rollout.n: must be in [1, inf), got 0",
+        "rllm.rollout.n: must be in [1, 65536], got 0",
         "task.siz: unknown key for 'reasoning_gym'; did you mean task.size?",
         "data.train_batch_size: must be in [1, inf), got 0",
         "training.learning_rate: expected a number, got 'fast'",

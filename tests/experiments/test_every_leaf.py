@@ -156,6 +156,7 @@ ELSEWHERE = {
     **{f"task.{key}": "tasks/test_columns.py" for key in ("answer_pattern", "columns", "train_split", "val_split", "train_file")},
     **{f"task.{key}": "tasks/test_jsonl.py" for key in ("val_file", "val_fraction")},
     **{f"task.{key}": "tasks/test_docs.py" for key in ("curriculum", "scorer", "scorer_args", "extract")},
+    **{f"task.{key}": "workflows/test_verifiers.py" for key in ("env_id", "env_args")},
     "task.mixture": "tasks/test_mixture.py",
     "task.partial_credit": "tasks/test_reasoning_gym.py",
     "task.path": "tasks/test_columns.py",
