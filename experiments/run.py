@@ -22,7 +22,9 @@ import rllm_lightning
 from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.config_sources import parse_argv
 from rllm_lightning.registry import ENGINES, ENVIRONMENTS, ESTIMATORS, LOSSES, SCORERS, TASKS, TRACKERS, WORKFLOWS
+from rllm_lightning.schema import to_plain_tree
 from rllm_lightning.tracking.run_directory import config_text
+from rllm_lightning.tracking.secrets import remember_secrets
 from rllm_lightning.tracking.sweep_values import end_with_agent
 from rllm_lightning.tracking.table import Table
 from rllm_lightning.tracking.terminal import LogFormatter, say, show_exception
@@ -40,6 +42,7 @@ def main(argv: list[str]) -> int:
     try:
         config = load_config([word for word in argv if word != "--cfg"], CONFIGS, default=_base(argv))
         cfg = Config.from_config(config)
+        remember_secrets(to_plain_tree(cfg))
         if "--cfg" in argv:
             print(config_text(cfg), end="")
             return 0

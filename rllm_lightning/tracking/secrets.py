@@ -3,12 +3,14 @@
 Three rules, each blind to the harmless look-alikes (`max_tokens`, `token-mean`, `tokenizer`, `pad_token`):
 a value whose key names a secret (`api_key`, `hf_token`, `password`); user and password inside a URL, and secrets in its
 query; and, anywhere in text, the value of an environment variable whose name is one of a secret (`WANDB_API_KEY`), or that a
-key of the user's own refers to (`task.note=${oc.env:NOTE}`; a folder of this machine is none).
+key of the user's own refers to (`task.note=${oc.env:NOTE}`; a folder of this machine is none), and what the config of this process
+holds under a key of a secret (`remember_secrets`), also where JSON or Python write it with escapes.
 To mask one more kind of key: add its word to `SECRET_WORDS`, or its last two words to `SECRET_PAIRS`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -43,10 +45,30 @@ def is_secret_key(key: str) -> bool:
     return (before, last) in SECRET_PAIRS or (last in SECRET_ENDINGS and before not in TEXT_TOKENS)
 
 
+_remembered: set[str] = set()
+
+
+def remember_secrets(value: Any, hidden: bool = False) -> None:
+    """Take what a config (plain data) holds under keys of secrets for secrets wherever it stands from now on: a service that was given
+    a key may repeat it in its error."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            remember_secrets(item, hidden or is_secret_key(str(key)))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            remember_secrets(item, hidden)
+    elif hidden and isinstance(value, str) and len(value) >= MIN_LENGTH and not Path(value).is_dir():
+        _remembered.add(value)
+
+
 def environment_secrets() -> list[str]:
-    """The values of the environment's secret variables, longest first (one may contain another)."""
+    """The secret values of the environment and the config, longest first (one may contain another)."""
     values = {value for name, value in os.environ.items() if len(value) >= MIN_LENGTH and is_secret_key(name)}
-    return sorted(values | set(referred_secrets()), key=len, reverse=True)
+    values |= set(referred_secrets()) | _remembered
+    values |= {
+        written for value in values for written in (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1])
+    }
+    return sorted(values, key=len, reverse=True)
 
 
 def referred_secrets() -> dict[str, str]:

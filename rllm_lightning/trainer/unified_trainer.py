@@ -28,8 +28,10 @@ from rllm_lightning.algorithms.needs import FROM_WORKFLOW
 from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name
 from rllm_lightning.config import AlgorithmConfig, Config, ConfigError, as_dict_config
 from rllm_lightning.registry import ESTIMATORS
+from rllm_lightning.schema import to_plain_tree
 from rllm_lightning.tracking.report import write_report
 from rllm_lightning.tracking.run_directory import RunDirectory, WriteError, atomic_write, config_text
+from rllm_lightning.tracking.secrets import remember_secrets
 from rllm_lightning.tracking.summary import RunSummary, status_of
 from rllm_lightning.tracking.table import Table, write_tables
 from rllm_lightning.tracking.tracker import Tracker
@@ -97,6 +99,7 @@ class UnifiedTrainer:
         if kwargs:
             raise TypeError(f"UnifiedTrainer: unknown arguments {sorted(kwargs)}")
         self.cfg = _with_estimator_map(Config.from_config(config), traj_group_adv_estimator_map)
+        remember_secrets(to_plain_tree(self.cfg))
         self.config = as_dict_config(self.cfg)
         self.workflow_class, self.workflow_args = workflow_class, workflow_args or {}
         self.train_dataset: Sequence[dict[str, Any]] = train_dataset if train_dataset is not None else []

@@ -1,7 +1,11 @@
+import json
+import os
+
 import pytest
 
 from rllm_lightning import schema
 from rllm_lightning.config import Config
+from rllm_lightning.tracking import secrets
 from rllm_lightning.tracking.run_directory import RunDirectory
 from rllm_lightning.tracking.secrets import is_secret_key, scrub, scrub_arguments, scrub_text
 
@@ -74,6 +78,24 @@ def test_values_of_secret_environment_variables_are_masked_wherever_they_stand(m
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false-false")
     data = {"note": "key 0123456789abcdef!", "list": ["hf_secret_hf"], "mode": "token-mean", "x": "false-false", "0123456789abcdef": 1}
     assert scrub(data) == {"note": "key ***!", "list": ["***"], "mode": "token-mean", "x": "false-false", "***": 1}
+
+
+def test_what_stood_under_a_secret_key_is_masked_wherever_it_stands(monkeypatch):
+    monkeypatch.setattr(secrets, "_remembered", set())
+    config = {
+        "service": {"credentials": [{"pin": "a-secret-pin"}], "mode": "token-mean"},
+        "api_key": "short",
+        "max_tokens": "a-long-number",
+    }
+    secrets.remember_secrets(config)
+    assert scrub_text("a-secret-pin, token-mean, short, a-long-number") == "***, token-mean, short, a-long-number"
+
+
+def test_a_secret_that_is_written_with_escapes_is_masked(monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "say \"\u00e4\n'x\\")
+    secret = os.environ["A_TOKEN"]
+    for written in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]):
+        assert scrub_text(f"[{written}]") == "[***]"
 
 
 def test_a_secret_that_contains_another_is_masked_as_a_whole(monkeypatch):
