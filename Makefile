@@ -1,11 +1,11 @@
-# make setup | run | test | test-long | test-ddp | fuzz | faults | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
+# make setup | run | test | test-long | test-ddp | fuzz | faults | study | lint | types        (run takes ARGS="key=value ...", test takes ARGS="tests/x -k y")
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test test-long test-ddp fuzz faults lint types
+.PHONY: setup run test test-long test-ddp fuzz faults study lint types
 
 setup: $(READY)
 
@@ -44,6 +44,13 @@ faults: $(READY)
 	rm -f .faults.jsonl
 	RLLM_FAULTS_ROWS=$(CURDIR)/.faults.jsonl $(BIN)/python -m pytest tests/faults -m "long or not long" -n 2 $(ARGS); code=$$?; \
 	$(BIN)/python -m tests.faults.table .faults.jsonl docs/faults.md && exit $$code
+
+# Five estimators, five seeds, one answer (docs/study.md): an hour and a half of two cores. It can be ended and started again.
+study: $(READY)
+	$(BIN)/python experiments/sweep.py sweeps/advantage_estimators.yaml
+	$(BIN)/python experiments/compare.py runs/sweeps/advantage_estimators --by rllm.algorithm.adv_estimator
+	$(BIN)/python experiments/replay.py runs/sweeps/advantage_estimators/trials/0011/*/* \
+		--estimators reinforce,rloo,grpo,reinforce_plus_plus_baseline,maxrl
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rllm_lightning.lab.compare import Comparison, compare_runs, comparison_data, comparison_page, print_comparison
+from rllm_lightning.lab.compare import Comparison, compare_runs, comparison_data, comparison_page, figures_of, print_comparison
 from rllm_lightning.lab.compare.comparison import DEFAULT_DIFFERENCE
 from rllm_lightning.lab.compare.measures import DEFAULT_METRIC, MEASURES
-from rllm_lightning.tracking.run_directory import atomic_write
+from rllm_lightning.tracking.run_directory import atomic_write, safe_name
 from rllm_lightning.tracking.terminal import say
 
 PIPED_WIDTH = 220  # characters, where the output is not a terminal
@@ -65,7 +65,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--difference", type=float, default=DEFAULT_DIFFERENCE, metavar="D", help="the smallest that would matter (%(default)s)"
     )
     parser.add_argument("--done-only", action="store_true", help="leave out runs that did not come to their end")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for comparison.json and comparison.html")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for comparison.json, comparison.html and figures/")
     parser.add_argument("--wandb", action="store_true", help="make a W&B run of it (offline unless logged in)")
     parser.add_argument("--coverage", action="store_true", help="measure how often the intervals hold, and stop")
     options = parser.parse_intermixed_args(argv)
@@ -77,9 +77,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def write(comparison: Comparison, options: argparse.Namespace, console: Console) -> None:
     """Print the comparison, and write its files."""
     folder = options.out or comparison.common_folder
-    page = comparison_page(comparison)
+    figures = figures_of(comparison)
+    page = comparison_page(comparison, figures)
     atomic_write(folder / "comparison.json", json.dumps(comparison_data(comparison), indent=2, allow_nan=False) + "\n")
     atomic_write(folder / "comparison.html", page)
+    for figure in figures:
+        atomic_write(folder / "figures" / f"{safe_name(figure.title)}.svg", figure.svg)
     print_comparison(comparison, console)
     print(f"{folder / 'comparison.html'}\n{folder / 'comparison.json'}")
     if options.wandb:

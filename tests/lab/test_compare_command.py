@@ -41,7 +41,8 @@ def test_every_seed_is_shown(tmp_path, capsys):
     assert command.main([str(tmp_path), "--by", ESTIMATOR, "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert all(f"{value:.3f}" in out for values in ENDS.values() for value in values)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"comparison.json", "comparison.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"comparison.json", "comparison.html", "figures"}
+    assert {path.suffix for path in (tmp_path / "out" / "figures").iterdir()} == {".svg"}
 
 
 @pytest.mark.parametrize(

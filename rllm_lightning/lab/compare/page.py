@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 
 from rllm_lightning.lab.compare.figures import Picture, figures_of
 from rllm_lightning.lab.compare.results import Comparison
@@ -13,13 +14,14 @@ from rllm_lightning.lab.text_table import TextTable
 from rllm_lightning.tracking.chart import escape
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """The page as text."""
+def comparison_page(comparison: Comparison, figures: Sequence[Picture] | None = None) -> str:
+    """The page as text; `figures`: those of the comparison, where they are drawn already."""
+    pictures = figures_of(comparison) if figures is None else figures
     body = [
         f"<h2>What may be concluded</h2>{items(comparison.conclusions)}",
         f"<h2>What to beware of</h2>{items(comparison.caveats or ['nothing was found'], 'caveats')}",
         *map(table, tables_of(comparison)),
-        f'<h2>Figures</h2><div class="charts">{"".join(map(_figure, figures_of(comparison)))}</div>',
+        f'<h2>Figures</h2><div class="charts">{"".join(map(_figure, pictures))}</div>',
         f"<h2>How the numbers were made</h2>{items(methods(comparison), 'methods')}",
         table(runs_table(comparison)),
     ]
