@@ -258,8 +258,6 @@ TRACKERS = [
 SHORT = [
     kills_at_places()[0],
     Case("SIGTERM in an update", at_place("an update", 3, False, f"kill({int(signal.SIGTERM)})"), codes=(143,), by_directory=True),
-    Case(**{**vars(DISK[6]), "disk": False}),
-    LEAKS[2],
 ]
 COLD = [Case("SIGKILL of the bare command", at_place("an update", 3, True), cold=True)]
-LONG = [*DISK, *MEMORY, *REWARDS, *LEAKS, *TRACKERS, *DAMAGE, *CLOCK, *kills_at_places(), *stops(20), *kills_at_times(26), *COLD]
+LONG = [Case(**{**vars(DISK[6]), "disk": False}), *DISK, *MEMORY, *REWARDS, *LEAKS, *TRACKERS, *DAMAGE, *CLOCK, *kills_at_places(), *stops(20), *kills_at_times(26), *COLD]

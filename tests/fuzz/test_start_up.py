@@ -57,7 +57,7 @@ def begins_or_says_why(tmp_path_factory, tmp_path, capfd):
     return check
 
 
-@settings(max_examples=150, suppress_health_check=CALM)
+@settings(max_examples=40, suppress_health_check=CALM)
 @given(st.lists(st.tuples(FORMS, PAIRS), min_size=1, max_size=4))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_any_config_begins_or_says_why(begins_or_says_why, entries):
