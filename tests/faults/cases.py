@@ -260,4 +260,17 @@ SHORT = [
     Case("SIGTERM in an update", at_place("an update", 3, False, f"kill({int(signal.SIGTERM)})"), codes=(143,), by_directory=True),
 ]
 COLD = [Case("SIGKILL of the bare command", at_place("an update", 3, True), cold=True)]
-LONG = [Case(**{**vars(DISK[6]), "disk": False}), *DISK, *MEMORY, *REWARDS, *LEAKS, *TRACKERS, *DAMAGE, *CLOCK, *kills_at_places(), *stops(20), *kills_at_times(26), *COLD]
+LONG = [
+    Case(**{**vars(DISK[6]), "disk": False}),
+    *DISK,
+    *MEMORY,
+    *REWARDS,
+    *LEAKS,
+    *TRACKERS,
+    *DAMAGE,
+    *CLOCK,
+    *kills_at_places(),
+    *stops(20),
+    *kills_at_times(26),
+    *COLD,
+]
