@@ -289,7 +289,7 @@ ARGV = [
     "rllm.stepwise_advantage.norm_adv_by_std_in_grpo=false",
     "rllm.trainer.experiment_name=007",
     "wandb.notes=\\${seed} costs 5 $ {x}: # 'quoted'",
-    "wandb.tags=['12:30', 'null', 'a b', '']",
+    "wandb.tags=['12:30', 'null', 'a b', '~']",
     "task.tag=yes",
     "lightning.devices=[0, 1]",
 ]

@@ -191,7 +191,7 @@ def test_code_in_a_model_folder_is_not_run(model_folder, tmp_path, part):
         "generation": ("config.json", {"custom_generate": "own", "auto_map": known}),  # a known type: its own class is taken
     }
     name, change = changes[part]
-    path = model_folder / name
+    path, before = model_folder / name, set(sys.modules)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     if part == "generation":
         (model_folder / "custom_generate").mkdir()
@@ -201,4 +201,4 @@ def test_code_in_a_model_folder_is_not_run(model_folder, tmp_path, part):
         with pytest.raises(ConfigError, match=r"Python code of its own; read it, then set model\.trust_remote_code=true"):
             load_model(ModelConfig(name=str(model_folder)))
     assert not marker.exists()
-    assert not any(name == "own" or name.endswith(".own") for name in sys.modules)
+    assert not any(name == "own" or name.endswith(".own") for name in set(sys.modules) - before)
