@@ -151,7 +151,7 @@ def assert_all_end(process, pids, limit=LIMIT_S):
     return err
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=long)])
 def test_a_killed_rank_ends_the_other(start, tmp_path, rank):
     """As the kernel's out-of-memory killer does it: nothing is said by the one that dies."""
     process = start("rllm.trainer.total_batches=100000")
@@ -170,8 +170,10 @@ def test_a_killed_rank_ends_the_other(start, tmp_path, rank):
     ("signum", "rank"),
     [
         (signal.SIGTERM, 1),
-        (signal.SIGINT, 0),
-        *(pytest.param(*case, marks=long) for case in [(signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGUSR1, 0), (signal.SIGUSR1, 1)]),
+        *(
+            pytest.param(*case, marks=long)
+            for case in [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGUSR1, 0), (signal.SIGUSR1, 1)]
+        ),
     ],
 )
 def test_a_signal_to_any_rank_stops_all_at_the_last_finished_step(start, tmp_path, rank, signum):
@@ -223,8 +225,7 @@ class Faulty(SingleTurnWorkflow):
     ("how", "rank"),
     [
         ("raise", 1),
-        ("exit", 1),
-        *(pytest.param(*case, marks=long) for case in [("raise", 0), ("memory", 0), ("memory", 1), ("exit", 0)]),
+        *(pytest.param(*case, marks=long) for case in [("exit", 1), ("raise", 0), ("memory", 0), ("memory", 1), ("exit", 0)]),
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_heard_once(start, tmp_path, how, rank):
