@@ -37,6 +37,11 @@ def names_in_table(key):
     return [row.split("|")[1].strip().strip("`") for row in rows]
 
 
+def own_names(registry):
+    """Those of the library, without what other tests have registered."""
+    return [name for name, entry in registry.items() if entry.__module__.startswith("rllm_lightning.")]
+
+
 @pytest.fixture
 def run(tmp_path, capfd, monkeypatch):
     """Two steps of the command in a folder with the examples and `sums.jsonl`: its metrics rows and its training episodes."""
@@ -58,8 +63,8 @@ def run(tmp_path, capfd, monkeypatch):
 
 
 def test_the_tables_name_every_source_and_every_scorer():
-    assert sorted(names_in_table("task.name")) == TASKS.names()
-    assert sorted(names_in_table("task.scorer")) == SCORERS.names()
+    assert sorted(names_in_table("task.name")) == own_names(TASKS)
+    assert sorted(names_in_table("task.scorer")) == own_names(SCORERS)
 
 
 def test_the_example_of_a_source_runs(run):
