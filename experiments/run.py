@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import rllm_lightning
 from rllm_lightning.config import Config, ConfigError, load_config
@@ -29,6 +29,11 @@ from rllm_lightning.tracking.sweep_values import end_with_agent
 from rllm_lightning.tracking.table import Table
 from rllm_lightning.tracking.terminal import LogFormatter, say, show_exception
 from rllm_lightning.tracking.wandb_settings import is_disabled
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
 
 CONFIGS = Path(__file__).parent / "configs"
 THREADS_S = 3.0  # that the end of a run waits for threads of workflows
@@ -47,31 +52,48 @@ def main(argv: list[str]) -> int:
             print(config_text(cfg), end="")
             return 0
 
-        from rllm_lightning.models.load import check_model
-        from rllm_lightning.tracking.trackers import check_trackers
-
-        check_model(cfg.model)  # the trainer does so too, but drawing tasks takes longer
-        check_trackers(cfg)
-        tasks = TASKS.get(cfg.task.name)(cfg.data_seed, **cfg.task.args)
-
-        import torch
-
-        from rllm_lightning.tracking.run_directory import WriteError
-        from rllm_lightning.trainer.backend import LightningBackend
-        from rllm_lightning.trainer.interruption import Interrupted
-        from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
-        from rllm_lightning.trainer.watch import RankFailed
-        from rllm_lightning.workflows.engine import WorkflowError, constructor_arguments
-
-        for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(logging.WARNING)  # their import sets INFO
-        workflow = WORKFLOWS.get(cfg.rllm.workflow.name)
-        scoring = {"reward_function": tasks.reward_function} if "reward_function" in constructor_arguments(workflow) else {}
-        trainer = UnifiedTrainer(LightningBackend, config, workflow, tasks.train, tasks.val, workflow_args=scoring, tables=_tables(cfg))
+        trainer = _make_trainer(config, cfg)
     except ValueError as error:
         return _refuse(error)
     except KeyboardInterrupt:
         return 130
+    code = _fit(trainer)
+    if code == 0 and trainer.is_first_rank:
+        print(f"run:     {trainer.run_path}\nreport:  {trainer.run_path}/report.html")
+        if any(Path(trainer.run_path, "wandb").glob("offline-run-*")):
+            print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb")
+    return code
+
+
+def _make_trainer(config: DictConfig, cfg: Config) -> UnifiedTrainer:
+    """Everything that can be checked is, the cheapest first. Raises `ValueError`."""
+    from rllm_lightning.models.load import check_model
+    from rllm_lightning.tracking.trackers import check_trackers
+
+    check_model(cfg.model)  # the trainer does so too, but drawing tasks takes longer
+    check_trackers(cfg)
+    tasks = TASKS.get(cfg.task.name)(cfg.data_seed, **cfg.task.args)
+
+    from rllm_lightning.trainer.backend import LightningBackend
+    from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
+    from rllm_lightning.workflows.engine import reward_argument
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # their import sets INFO
+    workflow = WORKFLOWS.get(cfg.rllm.workflow.name)
+    scoring = reward_argument(workflow, tasks.reward_function)
+    return UnifiedTrainer(LightningBackend, config, workflow, tasks.train, tasks.val, workflow_args=scoring, tables=_tables(cfg))
+
+
+def _fit(trainer: UnifiedTrainer) -> int:
+    """Train, and say what went wrong; the exit code."""
+    import torch
+
+    from rllm_lightning.tracking.run_directory import WriteError
+    from rllm_lightning.trainer.interruption import Interrupted
+    from rllm_lightning.trainer.watch import RankFailed
+    from rllm_lightning.workflows.engine import WorkflowError
+
     try:
         trainer.fit()
     except Interrupted as interrupted:
@@ -98,11 +120,6 @@ def main(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    if not trainer.is_first_rank:
-        return 0
-    print(f"run:     {trainer.run_path}\nreport:  {trainer.run_path}/report.html")
-    if any(Path(trainer.run_path, "wandb").glob("offline-run-*")):
-        print(f"look:    wandb leet {trainer.run_path}/wandb\nupload:  wandb sync {trainer.run_path}/wandb")
     return 0
 
 

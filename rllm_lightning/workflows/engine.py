@@ -50,6 +50,11 @@ def constructor_arguments(workflow_cls: type[Workflow]) -> dict[str, inspect.Par
     return found
 
 
+def reward_argument(workflow_cls: type[Workflow], reward_function: Any) -> dict[str, Any]:
+    """The keyword that hands the reward function of some tasks to a workflow; none where the workflow's constructor does not take it."""
+    return {"reward_function": reward_function} if "reward_function" in constructor_arguments(workflow_cls) else {}
+
+
 def check_workflow_args(workflow_cls: type[Workflow], given: Mapping[str, Any]) -> None:
     """Refuse keywords that a workflow's constructor does not have, and values that it would not take.
 

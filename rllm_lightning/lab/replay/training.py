@@ -38,7 +38,7 @@ from rllm_lightning.trainer.protocol import TrainerState
 from rllm_lightning.trainer.resume import plain
 from rllm_lightning.trainer.unified_trainer import UnifiedTrainer
 from rllm_lightning.types import Episode
-from rllm_lightning.workflows.engine import UnifiedWorkflowEngine, constructor_arguments
+from rllm_lightning.workflows.engine import UnifiedWorkflowEngine, reward_argument
 
 OFF_POLICY = "replay/off_policy"  # metric: 1 for a batch that was drawn from another policy
 
@@ -160,7 +160,7 @@ def _train(config: Config, content: dict[str, Any], tasks: Any, backend_args: di
         torch.save(content | {CHECKPOINT_KEY: saved}, start)
         config = replace(config, rllm=replace(config.rllm, trainer=replace(config.rllm.trainer, resume=str(start))))
         workflow = WORKFLOWS.get(config.rllm.workflow.name)
-        scoring = {"reward_function": tasks.reward_function} if "reward_function" in constructor_arguments(workflow) else {}
+        scoring = reward_argument(workflow, tasks.reward_function)
         trainer = UnifiedTrainer(
             ReplayBackend, as_dict_config(config), workflow, tasks.train, tasks.val, workflow_args=scoring, backend_args=backend_args
         )
