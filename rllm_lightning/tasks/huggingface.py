@@ -43,6 +43,8 @@ def huggingface(
         ValueError: the package or the data set is not there, it has malformed rows (each named by split and row, from 0), or nothing
             is left to train on.
     """
+    if val_split and val_fraction:
+        raise ValueError("task.val_split, task.val_fraction: give one of them")
     answering = Answering(columns, answer_pattern, scorer, scorer_args, extract, instruction)
     val = _rows("val_split", path, subset, val_split) if val_split else None
     train = _rows("train_split", path, subset, train_split)

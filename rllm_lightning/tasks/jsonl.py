@@ -40,6 +40,8 @@ def jsonl(
     Raises:
         ValueError: a file is missing, empty or has malformed rows (each named by file and line), or nothing is left to train on.
     """
+    if val_file and val_fraction:
+        raise ValueError("task.val_file, task.val_fraction: give one of them")
     answering = Answering(columns, answer_pattern, scorer, scorer_args, extract, instruction)
     val = _lines("val_file", val_file) if val_file else None
     return make_task_set(_lines("train_file", train_file), val, val_fraction, seed, answering, Path(train_file).stem)

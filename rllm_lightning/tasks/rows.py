@@ -89,11 +89,8 @@ def make_task_set(train: RowFile, val: RowFile | None, val_fraction: float, seed
         source: `data_source` of rows that bring none.
 
     Raises:
-        ValueError: `val` and `val_fraction` are both given, there are no rows, some are malformed (each is named by file and row), or
-            nothing is left to train on.
+        ValueError: there are no rows, some are malformed (each is named by file and row), or nothing is left to train on.
     """
-    if val is not None and val_fraction:
-        raise ValueError(f"task.{val.key}, task.val_fraction: give one of them")
     if not 0 <= val_fraction < 1:
         raise ValueError(f"task.val_fraction: must be in [0, 1), got {val_fraction}")
     reward = make_reward(answering.scorer, answering.scorer_args, answering.extract)
