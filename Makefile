@@ -45,7 +45,7 @@ faults: $(READY)
 	RLLM_FAULTS_ROWS=$(CURDIR)/.faults.jsonl $(BIN)/python -m pytest tests/faults -m "long or not long" -n 2 $(ARGS); code=$$?; \
 	$(BIN)/python -m tests.faults.table .faults.jsonl docs/faults.md && exit $$code
 
-# Five estimators, five seeds, one answer (docs/study.md): an hour and a half of two cores. It can be ended and started again.
+# Five estimators, five seeds, one answer (docs/study.md): two hours of one core. It can be ended and started again.
 study: $(READY)
 	$(BIN)/python experiments/sweep.py sweeps/advantage_estimators.yaml
 	$(BIN)/python experiments/compare.py runs/sweeps/advantage_estimators --by rllm.algorithm.adv_estimator
