@@ -28,6 +28,7 @@ from rllm_lightning.tracking.report_sections import (
     browser_section,
     card_section,
     charts_section,
+    courses_of,
     folded,
     header_section,
     metrics_section,
@@ -73,16 +74,16 @@ class Report:
         summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.status = summary.get("status", "unknown")
         self.rollouts.refresh()
-        charts, special = curves(rows, MAX_CHARTS), special_charts(rows)
+        charts, special, courses = curves(rows, MAX_CHARTS), special_charts(rows), courses_of(rows)
         for title, svg in [] if reload_s else [*charts.items(), *(pair for section in special.values() for pair in section.items())]:
             atomic_write(self.run.figures / f"{safe_name(title.replace('*', 'all').replace('/', '.'))}.svg", svg)
         before = [
-            header_section(self.run.path.name, summary, rows),
+            header_section(self.run.path.name, summary, courses),
             charts_section(charts),
             *(special_section(name, svgs) for name, svgs in special.items()),
         ]
         after = [
-            metrics_section(rows),
+            metrics_section(courses),
             *(card_section(name, table) for name, table in read_tables(self.run.tables_json).items()),
             "<h2>Configuration</h2>",
             folded("config.yaml", f"<pre>{escape(shorten(self._config, MAX_CHARACTERS))}</pre>"),

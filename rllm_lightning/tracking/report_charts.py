@@ -23,22 +23,17 @@ Rows = Sequence[Mapping[str, float]]
 T = TypeVar("T")
 
 
-def panels(rows: Rows) -> dict[str, dict[str, list[Point]]]:
-    """The curves of a run, headline metrics first: `{title: {name of a line: points}}`."""
-    return {title: {name: points_of(rows, key) for name, key in keys.items()} for title, keys in _keys_of_panels(rows).items()}
-
-
 def curves(rows: Rows, max_charts: int) -> dict[str, str]:
-    """`panels` as SVG, the first `max_charts` of them. Of a long run, only one line at a time is there with all its points."""
-    shown = dict(list(_keys_of_panels(rows).items())[:max_charts])
+    """The `panels` of a run as SVG, the first `max_charts` of them. Of a long run, only one line at a time is there with all its points."""
+    shown = dict(list(panels(rows).items())[:max_charts])
     num = max(20, min(MAX_POINTS, MAX_POINTS_OF_ALL // max(1, sum(map(len, shown.values())))))
     return {
         title: line_chart(title, {name: thinned(points_of(rows, key), num) for name, key in keys.items()}) for title, keys in shown.items()
     }
 
 
-def _keys_of_panels(rows: Rows) -> dict[str, dict[str, str]]:
-    """`{title: {name of a line: its metric}}`."""
+def panels(rows: Rows) -> dict[str, dict[str, str]]:
+    """Which curves a run has, headline metrics first: `{title: {name of a line: its metric}}`."""
     keys = list(dict.fromkeys(key for row in rows for key in row if key != "step"))
     charts: dict[str, dict[str, str]] = {}
     for key in sorted(keys, key=lambda key: (not is_headline(key), not key.startswith("reward/"))):

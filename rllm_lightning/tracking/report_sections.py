@@ -18,10 +18,8 @@ MAX_TILES = 8  # headline numbers at the top
 MAX_ROWS = 400  # of the table of metrics
 MAX_CELL = 600  # characters
 
-Rows = Sequence[Mapping[str, float]]
 
-
-def header_section(name: str, summary: Mapping[str, Any], rows: Rows) -> str:
+def header_section(name: str, summary: Mapping[str, Any], courses: Mapping[str, Course]) -> str:
     """The run's name, how it stands, what it is, and its headline numbers."""
     facts = {key: summary[key] for key in ("estimator", "loss_fn", "seed", "steps") if key in summary}
     if summary:
@@ -30,7 +28,7 @@ def header_section(name: str, summary: Mapping[str, Any], rows: Rows) -> str:
         facts["commit"] = (summary["git_commit"] or "–")[:10]
     status = summary.get("status", "unknown")
     items = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items())
-    headline = [(key, course) for key, course in _courses(rows).items() if _is_tile(key)][:MAX_TILES]
+    headline = [(key, course) for key, course in courses.items() if _is_tile(key)][:MAX_TILES]
     tiles = "".join(_tile(key, course) for key, course in headline)
     return (
         f'<header><h1>{escape(name)} <span class="badge {escape(status)}">{escape(status)}</span></h1>\n<dl>{items}</dl></header>'
@@ -53,9 +51,9 @@ def special_section(name: str, charts: Mapping[str, str]) -> str:
     return f'<h2>{escape(name)}</h2>\n<div class="charts">{"".join(charts.values())}</div>'
 
 
-def metrics_section(rows: Rows) -> str:
+def metrics_section(courses: Mapping[str, Course]) -> str:
     """First, last and highest value of every metric; those that are no headline folded."""
-    courses = dict(itertools.islice(_courses(rows).items(), MAX_ROWS))
+    courses = dict(itertools.islice(courses.items(), MAX_ROWS))
     headline = {key: course for key, course in courses.items() if is_headline(key)}
     others = {key: course for key, course in courses.items() if not is_headline(key)}
     parts = [f"<h2>Final metrics</h2>\n{_table(headline)}"] if headline else []
@@ -110,7 +108,8 @@ def _tile(key: str, course: Course) -> str:
     return f"<li><span>{escape(key)}</span><b>{course.last:.4g}</b><small>first {course.first:.4g}{best}</small></li>"
 
 
-def _courses(rows: Rows) -> dict[str, Course]:
+def courses_of(rows: Sequence[Mapping[str, float]]) -> dict[str, Course]:
+    """The course of every metric over the rows of `metrics.csv`."""
     courses: dict[str, Course] = {}
     for row in rows:
         for key, value in row.items():
