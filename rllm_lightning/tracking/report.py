@@ -76,7 +76,7 @@ class Report:
         self.rollouts.refresh()
         charts, special, courses = curves(rows, MAX_CHARTS), special_charts(rows), courses_of(rows)
         for title, svg in [] if reload_s else [*charts.items(), *(pair for section in special.values() for pair in section.items())]:
-            atomic_write(self.run.figures / f"{safe_name(title.replace('*', 'all').replace('/', '.'))}.svg", svg)
+            atomic_write(self.run.figures / f"{safe_name(title.replace('*', 'all').replace('/', '.'))}.svg", svg, durable=False)
         before = [
             header_section(self.run.path.name, summary, courses),
             charts_section(charts),
@@ -89,7 +89,7 @@ class Report:
             folded("config.yaml", f"<pre>{escape(shorten(self._config, MAX_CHARACTERS))}</pre>"),
             folded("versions", f"<pre>{escape(yaml.safe_dump(summary.get('versions', {}), sort_keys=False))}</pre>"),
         ]
-        atomic_write(self.run.report_html, self._page("\n".join(before), "\n".join(after), reload_s))
+        atomic_write(self.run.report_html, self._page("\n".join(before), "\n".join(after), reload_s), durable=False)
         return self.run.report_html
 
     def _page(self, before: str, after: str, reload_s: float | None) -> str:

@@ -181,8 +181,11 @@ def _make_exclusively(parent: Path, name: str) -> Path:
         return path
 
 
-def atomic_write(path: Path, content: str | bytes) -> None:
+def atomic_write(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Write a whole file: after a crash at any moment `path` holds the old content or the new, never a part.
+
+    Not `durable` is for what can be made again: the disk is not waited for (some milliseconds a file), so that the above holds if the
+    process ends, but not if the machine does.
 
     Raises:
         WriteError: it cannot be written; `path` is as it was.
@@ -194,8 +197,9 @@ def atomic_write(path: Path, content: str | bytes) -> None:
         try:
             with temporary.open("xb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error is the one to report

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import math
@@ -150,6 +151,7 @@ class RunSummary:
         atomic_write(self.run.summary_json, json.dumps(scrub(to_plain(content), keys=False), indent=2, allow_nan=False) + "\n")
 
 
+@functools.cache  # looking through all that is installed takes some 30 ms
 def versions() -> dict[str, str]:
     """Python, this library, and the packages that decide a run's numbers (those that are installed)."""
     found = {"python": platform.python_version(), "rllm-lightning": rllm_lightning.__version__}

@@ -90,26 +90,32 @@ def wait_for_rows(tmp_path, process, count=3):
 
 
 @pytest.mark.parametrize(
-    "strategy", ["auto", *(pytest.param(s, marks=long) for s in ("ddp", "ddp_find_unused_parameters_true")), "ddp_spawn"]
+    "strategy", ["auto", *(pytest.param(s, marks=long) for s in ("ddp", "ddp_find_unused_parameters_true", "ddp_spawn"))]
 )
 def test_one_command_starts_two_processes_that_make_one_run(start, tmp_path, strategy):
-    """B44: one run directory, one table, each step once; the trained model can be loaded."""
-    out, err = finish(start("rllm.trainer.total_batches=2", f"lightning.strategy={strategy}"))
+    """B44: one run directory, one table, each step once; the trained model can be loaded. Of a validation of five tasks, rows are
+    gathered and nothing is padded: pass@1 is a multiple of a fifth."""
+    out, err = finish(start("rllm.trainer.total_batches=2", "rllm.trainer.val_before_train=true", f"lightning.strategy={strategy}"))
     assert out.count("run: ") == 1
     assert "Traceback" not in err
-    assert [row["step"] for row in rows_of(tmp_path)] == ["1", "2"]
-    assert all(float(row["time/rank_wait"]) >= 0 for row in rows_of(tmp_path))
+    validation, *rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows] == ["1", "2"]
+    assert all(float(row["time/rank_wait"]) >= 0 for row in rows)
+    assert float(validation["val/spell_backward/pass@1"]) * 5 % 1 == 0
     (config,) = run_directories(tmp_path)
     assert (config.parent / "checkpoints" / "model" / "model.safetensors").is_file()
+    assert len((config.parent / "episodes" / "val_step_0.jsonl").read_text().splitlines()) == 5
     assert json.loads((config.parent / "summary.json").read_text())["status"] == "done"
 
 
+@long
 def test_torchrun_starts_them_too(start, tmp_path):
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "experiments/run.py")
     finish(start("rllm.trainer.total_batches=2", command=launcher))
     assert [row["step"] for row in rows_of(tmp_path)] == ["1", "2"]
 
 
+@long
 def test_two_nodes_of_one_process_each(tmp_path, start):
     """As on two machines: each node gets the same command, its NODE_RANK and the first one's address."""
     port = str(free_port())
@@ -128,15 +134,6 @@ def test_ranks_with_different_command_lines_are_refused(start, tmp_path):
     assert {rank.returncode for rank in ranks} <= {1, 2}
     assert sum(error.count("training.learning_rate: rank 1 has another value") for error in errors) == 1
     assert not list((tmp_path / "runs").glob("*/*/checkpoints/*"))
-
-
-def test_a_validation_of_five_tasks_on_two_ranks_counts_five(start, tmp_path):
-    """Rows are gathered, nothing is padded: pass@1 is a multiple of a fifth."""
-    finish(start("rllm.trainer.val_only=true", "rllm.trainer.val_before_train=true"))
-    (row,) = rows_of(tmp_path)
-    assert float(row["val/spell_backward/pass@1"]) * 5 % 1 == 0
-    (config,) = run_directories(tmp_path)
-    assert len((config.parent / "episodes" / "val_step_0.jsonl").read_text().splitlines()) == 5
 
 
 # ---------------------------------------------------------------------------------------------------------------- faults

@@ -237,7 +237,7 @@ def start(tmp_path):
         process.wait()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_an_interrupted_run_leaves_everything_in_order(start, tmp_path, signum):
     """A loadable checkpoint, a complete metrics.csv, a W&B run that ended with the exit code; and it goes on from there."""
     process = start("rllm.trainer.total_batches=100000", "rllm.trainer.logger=[csv,wandb]")

@@ -7,6 +7,7 @@ one that defines the same names without the fault.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import io
 import os
@@ -158,12 +159,14 @@ def set_clock_back(nth: int, seconds: float = 3600.0) -> None:
 
 def scored(answer: Callable[[], Any] | None = None, nth: int = 1) -> None:
     """The task `scored`: the job's own, but from the `nth` call on the reward is what `answer()` returns (None: nothing is wrong)."""
-    from rllm_lightning.registry import TASKS, register_task
+    from rllm_lightning.registry import register_task
+    from rllm_lightning.tasks.reasoning_gym import reasoning_gym
     from rllm_lightning.tasks.task import TaskSet
 
     @register_task("scored")
+    @functools.wraps(reasoning_gym)  # and with it the keys of `task`
     def make(seed: int, **kwargs: Any) -> TaskSet:
-        tasks = TASKS.get("reasoning_gym")(seed, **kwargs)
+        tasks = reasoning_gym(seed, **kwargs)
         count = 0
 
         def reward(task: dict[str, Any], response: str) -> Any:
@@ -180,12 +183,14 @@ def scored(answer: Callable[[], Any] | None = None, nth: int = 1) -> None:
 
 def late(kind: Callable[[float], Any]) -> None:
     """The task `scored`, whose rewards come in another kind: a coroutine, a NumPy scalar, ..."""
-    from rllm_lightning.registry import TASKS, register_task
+    from rllm_lightning.registry import register_task
+    from rllm_lightning.tasks.reasoning_gym import reasoning_gym
     from rllm_lightning.tasks.task import TaskSet
 
     @register_task("scored")
+    @functools.wraps(reasoning_gym)  # and with it the keys of `task`
     def make(seed: int, **kwargs: Any) -> TaskSet:
-        tasks = TASKS.get("reasoning_gym")(seed, **kwargs)
+        tasks = reasoning_gym(seed, **kwargs)
         return TaskSet(tasks.train, tasks.val, lambda task, response: kind(tasks.reward_function(task, response)))
 
 

@@ -160,6 +160,7 @@ def greedy(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT):
 '''
 
 
+@pytest.mark.long
 def test_a_trial_out_of_memory_fails_alone_and_a_server_that_dies_does_not_end_training(cloud, definition):
     """B43: the first trial fails, is shown so, and leaves nothing behind; the next one runs. The server dies in its midst: the trial
     trains to its end all the same, with complete files."""
@@ -179,6 +180,7 @@ def test_a_trial_out_of_memory_fails_alone_and_a_server_that_dies_does_not_end_t
     assert [row["step"] for row in rows_of(folder)] == [str(step) for step in range(1, 41)]
 
 
+@pytest.mark.long
 def test_a_trial_of_two_processes_is_one_run(cloud, definition):
     """B44: the second process makes no run, and trains with the swept values as the first one does."""
     words = ["lightning.devices=2", "lightning.strategy=ddp", "lightning.accelerator=cpu"]

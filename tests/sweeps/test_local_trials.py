@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 import yaml
 
 from rllm_lightning.lab.compare.runs import find_runs
@@ -11,6 +12,7 @@ from tests.sweeps.helpers import QUICK, wait_until
 STEPS = 40
 
 
+@pytest.mark.long
 def test_a_sweep_survives_its_end_and_is_one_group_in_wandb(cloud, start_sweep, run_sweep, tmp_path):
     """B40, B43: the config that W&B shows is the one that was used; after SIGTERM both trials go on from their checkpoints."""
     path, out = tmp_path / "local.yaml", tmp_path / "out"

@@ -171,7 +171,7 @@ def running_since_step(folder, step, count):
     return trials if sum((trial.step or 0) >= step for trial in trials) >= count else None
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)])
 def test_an_interrupted_sweep_leaves_no_process_and_goes_on(write_sweep, start_sweep, run_sweep, tmp_path, signum, code):
     """B43: no orphans; the next time each half-done trial goes on from its checkpoint."""
     path, out = write_sweep(SLOW), tmp_path / "out"

@@ -1,5 +1,6 @@
 import itertools
 import json
+import os
 import runpy
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -13,7 +14,7 @@ from rllm_lightning.tracking.metrics_table import MetricsTable
 from rllm_lightning.tracking.report import MAX_BYTES, write_report
 from rllm_lightning.tracking.report_charts import panels, points_of, special_charts, thinned
 from rllm_lightning.tracking.report_watch import watch
-from rllm_lightning.tracking.run_directory import RunDirectory
+from rllm_lightning.tracking.run_directory import RunDirectory, atomic_write
 from rllm_lightning.tracking.summary import RunSummary
 from rllm_lightning.tracking.table import Table, write_tables
 from rllm_lightning.types import Episode, TerminationReason
@@ -117,6 +118,16 @@ def test_the_figures_are_the_same_curves_as_files(finished):
     for path in finished.figures.iterdir():
         ElementTree.parse(path)
         assert path.read_text() in page
+
+
+def test_the_disk_is_waited_for_by_what_cannot_be_made_again_alone(finished, monkeypatch):
+    """A page with a hundred figures would wait a hundred times; the file beside it is still there after a loss of power."""
+    waits = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    write_report(finished)
+    assert waits == []
+    atomic_write(finished.path / "kept", "text")
+    assert len(waits) == 1
 
 
 def test_a_run_that_has_nothing_yet_has_a_page(run):
