@@ -110,6 +110,7 @@ class UnifiedLightningModule(L.LightningModule):
         self._runner = asyncio.Runner()
         self._last_validation = -1
         self._score, self._best_score = -math.inf, -math.inf  # of the last validation, of the best one that was saved
+        self._best_step = -1  # at which that was
         self._saved = (-1, -1)  # step and last validation at the last save
         self._random_state: dict[str, Any] | None = None  # of a checkpoint, until training goes on
 
@@ -152,6 +153,7 @@ class UnifiedLightningModule(L.LightningModule):
             "tasks": self.train_dataset.state_dict() if isinstance(self.train_dataset, AdaptiveTasks) else None,
             "last_validation": self._last_validation,
             "best_score": self._best_score,
+            "best_step": self._best_step,
             "random_state": random_state(),
             "config": plain(self.config),
             "reference": getattr(self.policy, "reference_weights", None),
@@ -166,7 +168,7 @@ class UnifiedLightningModule(L.LightningModule):
         state.rs_state.load_state_dict(saved["rejection_sampling"])
         if isinstance(self.train_dataset, AdaptiveTasks):
             self.train_dataset.load_state_dict(saved["tasks"])
-        self._last_validation, self._best_score = saved["last_validation"], saved["best_score"]
+        self._last_validation, self._best_score, self._best_step = saved["last_validation"], saved["best_score"], saved["best_step"]
         self._random_state = saved["random_state"]
         if saved["reference"] is not None and self.policy is not None:
             self.policy.load_reference(saved["reference"])  # type: ignore[operator]
@@ -194,8 +196,12 @@ class UnifiedLightningModule(L.LightningModule):
             self.run(self.backend.on_train_start(state))
             if self._random_state is not None:
                 restore_random_state(self._random_state)
+            if not trainer_config.val_only:
+                self._restore_best()
             if self._is_validation_due_at_start():
                 self.log_step(self.validate())
+                if self._is_save_due() and not trainer_config.val_only:
+                    self.save_checkpoint()
         if trainer_config.val_only or state.global_step >= state.total_steps:
             self.trainer.should_stop = True
 
@@ -310,7 +316,7 @@ class UnifiedLightningModule(L.LightningModule):
         metrics |= {f"time/{name}": seconds for name, seconds in state.timing_dict.items()}
         metrics["train/epoch"] = float(state.epoch)
         self.log_step(metrics)
-        if trainer_config.save_freq > 0 and state.global_step % trainer_config.save_freq == 0:
+        if self._is_save_due():
             self.save_checkpoint()
         if last:
             self.trainer.should_stop = True
@@ -361,14 +367,15 @@ class UnifiedLightningModule(L.LightningModule):
 
     def save_checkpoint(self) -> None:
         """Write `step_{n}.ckpt`, make it `last.ckpt`, and `best.ckpt` where this step's validation is the best so far; prune old
-        ones."""
+        ones. What only an interruption saves is not the best: the run would not be the one that was not stopped."""
         assert self.run_directory is not None, "setup made it"
         folder = self.run_directory.checkpoints
         path = folder / f"step_{self.trainer_state.global_step}.ckpt"
         self._saved = (self.trainer_state.global_step, self._last_validation)
-        is_best = self._last_validation == self.trainer_state.global_step and self._score > self._best_score
+        is_validated = self._last_validation == self.trainer_state.global_step and (not self.interrupted or self._is_save_due())
+        is_best = is_validated and self._score > self._best_score
         if is_best:
-            self._best_score = self._score
+            self._best_score, self._best_step = self._score, self.trainer_state.global_step
         with writing(path):
             self.trainer.save_checkpoint(path, weights_only=False)  # Lightning's word for "without the optimizer"
             if self.ranks.is_first:
@@ -376,6 +383,14 @@ class UnifiedLightningModule(L.LightningModule):
                 if is_best:
                     publish(path, "best.ckpt")
                 prune(folder, self.config.rllm.trainer.keep_checkpoints, self.trainer_state.global_step)
+
+    def _restore_best(self) -> None:
+        """Make `best.ckpt` what it was at the checkpoint that is resumed: the process may have been killed before it wrote it, or may have
+        gone on to a better one on the course that is given up."""
+        if self.ranks.is_first and self.run_directory is not None and self._best_step >= 0:
+            path = self.run_directory.checkpoints / f"step_{self._best_step}.ckpt"
+            if path.exists():
+                publish(path, "best.ckpt")
 
     def save_model(self) -> None:
         """The trained model in Hugging Face format."""
@@ -467,6 +482,11 @@ class UnifiedLightningModule(L.LightningModule):
         """After the batch of the present step."""
         step, test_freq = self.trainer_state.global_step, self.config.rllm.trainer.test_freq
         return step >= self.trainer_state.total_steps or (test_freq > 0 and step % test_freq == 0)
+
+    def _is_save_due(self) -> bool:
+        """After the batch of the present step."""
+        step, save_freq = self.trainer_state.global_step, self.config.rllm.trainer.save_freq
+        return save_freq > 0 and step > 0 and step % save_freq == 0
 
     @contextlib.contextmanager
     def _ending_on_interruption(self) -> Iterator[None]:

@@ -40,6 +40,7 @@ class Case:
     finishes: bool = False  # nothing is to be resumed
     same: bool = True  # the end is that of the undisturbed run
     cold: bool = False  # without the forge's imports
+    litter: bool = False  # temporary folders of another library stay: a killed process cannot remove them
     again: tuple[str, ...] = ()  # the arguments of the run that goes on, where they differ
 
 
@@ -129,7 +130,7 @@ DISK = [
     _full("summary.json, at the beginning", _atomic("summary.json", 1), says=("cannot write",)),
     _full("metrics.csv", place("rllm_lightning.tracking.metrics_table:MetricsTable.append", 4, act="fill_disk")),
     _full("an episode file", _atomic(".jsonl", 5)),
-    _full("summary.json", _atomic("summary.json", 3)),
+    _full("summary.json", _atomic("summary.json", 4)),
     _full("the first checkpoint", place(f"{MODULE}.save_checkpoint", 1, act="fill_disk"), says=("cannot write", "step_2.ckpt")),
     _full("the second checkpoint", place(f"{MODULE}.save_checkpoint", 2, act="fill_disk"), says=("cannot write", "step_4.ckpt", "resume=")),
     _full("the model", place(f"{MODULE}.save_model", 1, act="fill_disk")),
@@ -252,7 +253,7 @@ TRACKERS = [
         codes=(0,),
         finishes=True,
     ),
-    Case("SIGKILL with W&B", at_place("an update", 3, True), argv=("rllm.trainer.logger=[csv,wandb]",)),
+    Case("SIGKILL with W&B", at_place("an update", 3, True), argv=("rllm.trainer.logger=[csv,wandb]",), litter=True),
 ]
 
 SHORT = [

@@ -1,5 +1,6 @@
 """What a run goes on from, and what is refused."""
 
+import itertools
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ import torch
 from rllm_lightning.algorithms.metrics import validation_score
 from rllm_lightning.config import ConfigError, load_config
 from rllm_lightning.trainer.checkpoints import random_state, restore_random_state
+from rllm_lightning.trainer.interruption import Interrupted
 from rllm_lightning.trainer.resume import is_complete
 from tests.trainer.conftest import make_tasks
 
@@ -126,6 +128,60 @@ def test_the_checkpoint_with_the_best_validation_stays(fit, monkeypatch):
     assert sorted(path.name for path in run.directory.checkpoints.glob("*.ckpt")) == ["best.ckpt", "last.ckpt", "step_4.ckpt"]
 
 
+def best_of(directory):
+    """Step and score of `best.ckpt`; None where there is none."""
+    path = directory.checkpoints / "best.ckpt"
+    best = torch.load(path, weights_only=True)["rllm_lightning"] if path.exists() else None
+    return best and (best["global_step"], best["best_score"])
+
+
+def test_the_best_checkpoint_is_that_of_the_course_that_is_resumed(fit, monkeypatch):
+    """Also where the process was killed between writing a step's file and naming it the best, or went on to a better one."""
+    args = ["rllm.trainer.save_freq=1", "rllm.trainer.keep_checkpoints=0", "rllm.trainer.test_freq=1"]
+    scores = {1: 0.5, 2: 0.7, 3: 0.9, 4: 0.1}
+    monkeypatch.setattr("rllm_lightning.trainer.module.validation_score", lambda metrics: next(course))
+    course = iter(scores.values())
+    run = fit("rllm.trainer.total_batches=4", *args, val=make_tasks(2, "held"))
+    checkpoints = run.directory.checkpoints
+    assert best_of(run.directory) == (3, 0.9)
+    course = iter([0.1])
+    fit("rllm.trainer.total_batches=3", *args, f"rllm.trainer.resume={checkpoints / 'step_2.ckpt'}", val=make_tasks(2, "held"))
+    assert best_of(run.directory) == (2, 0.7)
+    (checkpoints / "best.ckpt").unlink()
+    course = iter([0.6])
+    fit("rllm.trainer.total_batches=3", *args, f"rllm.trainer.resume={checkpoints / 'step_2.ckpt'}", val=make_tasks(2, "held"))
+    assert best_of(run.directory) == (2, 0.7)
+
+
+def stop_in(trainer, hook, nth=1):
+    """Interrupt a run in the `nth` call of a hook of its backend."""
+    original, calls = getattr(trainer.backend, hook), itertools.count(1)
+
+    async def stop(state):
+        if next(calls) == nth:
+            trainer.stop.request()
+        return await original(state)
+
+    setattr(trainer.backend, hook, stop)
+    with pytest.raises(Interrupted):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(("hook", "nth"), [("on_batch_start", 1), ("on_validation_start", 2), ("on_validation_start", 3)])
+def test_an_interruption_does_not_change_which_checkpoint_is_the_best(fit, make_trainer, monkeypatch, hook, nth):
+    """In the first step, with the validation before it behind it, the better one of all; in a validation after which the run saves."""
+    args = ["rllm.trainer.total_batches=4", "rllm.trainer.save_freq=2", "rllm.trainer.test_freq=1", "rllm.trainer.val_before_train=true"]
+    scores = {0: 0.9, 1: 0.8, 2: 0.7, 3: 0.6, 4: 0.5}
+    trainer = make_trainer(*args, val=make_tasks(2, "held"))
+    monkeypatch.setattr("rllm_lightning.trainer.module.validation_score", lambda metrics: scores[now.module.trainer_state.global_step])
+    now = trainer
+    stop_in(trainer, hook, nth)
+    assert best_of(trainer.run_directory) is None
+    now = make_trainer(*args, f"rllm.trainer.resume={trainer.run_directory.path}", val=make_tasks(2, "held"))
+    now.fit()
+    assert best_of(now.run_directory) == (2, 0.7)
+
+
 def test_the_score_is_the_mean_over_data_sources():
     assert validation_score({"val/a/pass@1": 0.2, "val/b/pass@1": 0.6, "val/a/pass@4": 1.0, "val/reward/solver/mean": 3.0}) == 0.4
     assert validation_score({"val/reward/solver/mean": 3.0}) == -float("inf")
@@ -135,18 +191,8 @@ def test_a_validation_that_an_interruption_kept_from_ending_is_made_up_for(fit, 
     """The resumed run's table is that of a run that was never stopped."""
     args = ["rllm.trainer.total_batches=4", "rllm.trainer.test_freq=2"]
     whole = fit(*args, val=make_tasks(2, "held"))
-    from rllm_lightning.trainer.interruption import Interrupted
-
     trainer = make_trainer(*args, "rllm.trainer.experiment_name=stopped", val=make_tasks(2, "held"))
-    original = trainer.backend.on_validation_start
-
-    async def stop_then_validate(state):
-        trainer.stop.request()
-        return await original(state)
-
-    trainer.backend.on_validation_start = stop_then_validate
-    with pytest.raises(Interrupted):
-        trainer.fit()
+    stop_in(trainer, "on_validation_start")
     assert json.loads(trainer.run_directory.summary_json.read_text())["steps"] == 2
     resume = f"rllm.trainer.resume={trainer.run_directory.path}"
     resumed = fit(*args, "rllm.trainer.experiment_name=stopped", resume, val=make_tasks(2, "held"))
