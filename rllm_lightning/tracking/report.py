@@ -62,7 +62,8 @@ class Report:
         self.status = "unknown"
         self._config = run.config_yaml.read_text(encoding="utf-8")
         self._metrics = MetricsReader(run.metrics_csv)
-        self.rollouts = RolloutSample(_episode_folder(run, self._config))
+        logging = yaml.safe_load(self._config)["rllm"]["episode_logging"]
+        self.rollouts = RolloutSample(run.episodes_under(logging["episode_log_dir"]))
 
     def write(self, reload_s: float | None = None) -> Path:
         """Write the page as the run is now, and the figures; or, with `reload_s`, only a page, which loads itself anew so often.
@@ -108,11 +109,6 @@ class Report:
                 f'</main>\n<script type="application/json" id="data">{data}</script>\n<script>{script}</script>\n</body>\n</html>\n',
             ]
         )
-
-
-def _episode_folder(run: RunDirectory, config: str) -> Path:
-    folder = yaml.safe_load(config)["rllm"]["episode_logging"]["episode_log_dir"]
-    return Path(folder).expanduser() if folder else run.episodes
 
 
 _HEAD = """<head>

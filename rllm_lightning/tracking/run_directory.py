@@ -105,6 +105,10 @@ class RunDirectory:
         match = re.search(r"\d{8}-\d{6}-[0-9a-f]{6}$", self.path.name)
         return match.group() if match else self.path.name
 
+    def episodes_under(self, episode_log_dir: str | None) -> Path:
+        """The folder of the run's episodes where `rllm.episode_logging.episode_log_dir` is such."""
+        return Path(episode_log_dir).expanduser() if episode_log_dir else self.episodes
+
     @property
     def config_yaml(self) -> Path:
         return self.path / "config.yaml"

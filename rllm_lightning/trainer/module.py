@@ -102,7 +102,7 @@ class UnifiedLightningModule(L.LightningModule):
         self.rejection_config = rejection if rejection.enable else RejectionSamplingConfig()
         self.episode_logger: EpisodeLogger | None = None
         if run is not None and config.rllm.episode_logging.log_episodes:
-            self.episode_logger = EpisodeLogger(config.rllm.episode_logging.episode_log_dir or run.episodes, self._token_texts)
+            self.episode_logger = EpisodeLogger(run.episodes_under(config.rllm.episode_logging.episode_log_dir), self._token_texts)
         self.trainer_state = TrainerState()
         self.policy: torch.nn.Module | None = None
         self.workflow_engine: UnifiedWorkflowEngine | None = None
@@ -301,7 +301,7 @@ class UnifiedLightningModule(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: TaskBatch, batch_idx: int) -> None:
         """Validate, log and save, in this order; stop after the last batch."""
-        state, trainer_config = self.trainer_state, self.config.rllm.trainer
+        state = self.trainer_state
         if self.interrupted:
             return
         self.wait(self.backend.on_batch_end(state))

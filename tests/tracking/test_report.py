@@ -149,8 +149,9 @@ def test_metrics_that_compare_share_a_chart():
     }
 
 
-def test_episodes_are_found_where_the_config_put_them(make_config, make_episode, tmp_path):
-    run = RunDirectory.create(make_config(**{"rllm.episode_logging.episode_log_dir": str(tmp_path / "elsewhere")}))
+def test_episodes_are_found_where_the_config_put_them(make_config, make_episode, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = RunDirectory.create(make_config(**{"rllm.episode_logging.episode_log_dir": "~/elsewhere"}))
     EpisodeLogger(tmp_path / "elsewhere").log([make_episode(response="found")], "val", 0)
     assert Page(write_report(run)).groups[0]["members"][0]["calls"][0]["text"] == "found"
 

@@ -152,6 +152,13 @@ def test_a_greedy_validation_divides_by_no_temperature(fit):
     assert all(math.isfinite(logprob) for episode in episodes for logprob in episode.trajectories[0].steps[0].logprobs)
 
 
+def test_episodes_are_written_where_the_config_puts_them(fit, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = fit("rllm.trainer.total_batches=1", "rllm.episode_logging.episode_log_dir=~/elsewhere")
+    assert [path.name for path in (tmp_path / "elsewhere").glob("*.jsonl")] == ["train_step_1.jsonl"]
+    assert not run.directory.episodes.exists()
+
+
 def test_the_multiplier_draws_more_tasks(fit):
     run = fit(
         "rllm.trainer.total_batches=1",

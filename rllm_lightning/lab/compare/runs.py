@@ -142,8 +142,7 @@ def _software(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def _questions(run: RunDirectory, config: Mapping[str, Any]) -> str | None:
     """Read from what was asked, since a file of tasks may change under the same name."""
-    elsewhere = config["rllm"]["episode_logging"]["episode_log_dir"]
-    folder = Path(elsewhere).expanduser() if elsewhere else run.episodes
+    folder = run.episodes_under(config["rllm"]["episode_logging"]["episode_log_dir"])
     steps = [int(match[1]) for path in folder.glob("*.jsonl") if (match := re.fullmatch(r"val_step_(\d+)", path.stem))]
     if not steps:
         return None

@@ -61,8 +61,7 @@ def replay_run(
     run = RunDirectory.open(run_dir)
     config = Config.from_config(load_config([], default=str(run.config_yaml)))
     subjects = parse_subjects(list(estimators), config.rllm.algorithm)
-    folder = config.rllm.episode_logging.episode_log_dir
-    files = step_files(Path(folder) if folder else run.episodes)
+    files = step_files(run.episodes_under(config.rllm.episode_logging.episode_log_dir))
     chosen = choose_steps(files, steps)
     content, of_gradient = None, []
     if checkpoint is not None:  # torch is imported here, and where gradients are taken
