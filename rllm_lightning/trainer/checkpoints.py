@@ -75,6 +75,7 @@ def publish(path: Path, name: str) -> None:
     except OSError:
         shutil.copyfile(path, scratch)
     os.replace(scratch, path.with_name(name))
+    scratch.unlink(missing_ok=True)  # between two names of one file a rename does nothing
     _sync_folder(path.parent)
 
 
