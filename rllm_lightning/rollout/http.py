@@ -111,7 +111,8 @@ class JsonClient:
             return ServerError(f"{url}: no answer within {self._timeout:g} seconds (rollout_engine.timeout)"), 0.0
         except httpx.TransportError as error:
             return ServerError(f"{url}: {type(error).__name__}: {self._masked(str(error)) or 'the connection failed'}"), 0.0
-        said = self._masked(response.text[: 4 * SHOWN])[:SHOWN]
+        said = self._masked(response.text[: 4 * SHOWN])
+        said = said if len(said) <= SHOWN else f"{said[:SHOWN]}..."
         if response.status_code >= 400:
             refusal = ServerError(f"{url}: status {response.status_code}: {said}", response.status_code)
             return refusal, _asked_pause(response) if response.status_code in RETRIED else None

@@ -22,6 +22,7 @@ from rllm_lightning.rollout.exchange import WeightFolder
 from rllm_lightning.rollout.http import JsonClient, ServerError, secret_problems, url_problems
 from rllm_lightning.rollout.loops import OfLoop
 from rllm_lightning.rollout.tokens import Sample, TokenEngine, seed_from
+from rllm_lightning.schema import show
 from rllm_lightning.types import ModelOutput, TerminationEvent, TerminationReason
 
 NEUTRAL = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -215,5 +216,5 @@ def _sampling(params: SamplingParams, stream: np.random.Generator) -> dict[str, 
 def _first_choice(answer: Any, client: JsonClient) -> dict[str, Any]:
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
-        raise ServerError(f"{client.base_url}: an answer without choices: {str(answer)[:200]}")
+        raise ServerError(f"{client.base_url}: an answer without choices: {show(answer)}")
     return choices[0]

@@ -20,6 +20,7 @@ from typing import Any
 from rllm_lightning.config_sources import from_environment
 
 MASK = "***"
+CUT = "..."  # where a message leaves out the rest of a value
 MIN_LENGTH = 8  # characters; a shorter value of an environment variable is no secret worth the name, and would mask ordinary text
 
 SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey", "authorization", "jwt"}
@@ -87,8 +88,19 @@ def scrub_text(text: str, secrets: list[str] | None = None) -> str:
 
 
 def scrub_message(text: str) -> str:
-    """A message of one or more lines, about a config or not, with secrets masked; a value that it shows of a secret key as well."""
-    return "\n".join(_scrub_line(scrub_text(line)) for line in text.split("\n"))
+    """A message of one or more lines, about a config or not, with secrets masked; a value that it shows of a secret key as well, and what
+    is left of a secret where the message was cut short ("...")."""
+    secrets = environment_secrets()
+    return "\n".join(_scrub_line(_scrub_ends(scrub_text(line, secrets), secrets)) for line in text.split("\n"))
+
+
+def _scrub_ends(line: str, secrets: list[str]) -> str:
+    *cut, last = line.split(CUT)
+    for index, part in enumerate(cut):
+        lengths = [length for secret in secrets for length in range(MIN_LENGTH, len(secret)) if part.endswith(secret[:length])]
+        if lengths:
+            cut[index] = part[: -max(lengths)] + MASK
+    return CUT.join([*cut, last])
 
 
 def _scrub_line(line: str) -> str:

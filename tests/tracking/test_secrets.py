@@ -7,7 +7,7 @@ from rllm_lightning import schema
 from rllm_lightning.config import Config
 from rllm_lightning.tracking import secrets
 from rllm_lightning.tracking.run_directory import RunDirectory
-from rllm_lightning.tracking.secrets import is_secret_key, scrub, scrub_arguments, scrub_text
+from rllm_lightning.tracking.secrets import is_secret_key, scrub, scrub_arguments, scrub_message, scrub_text
 
 SECRET_KEYS = [
     *("api_key", "apiKey", "API_KEY", "OPENAI_API_KEY", "openai-api-key", "token", "hf_token", "HF_TOKEN", "accessToken", "access_tokens"),
@@ -102,6 +102,15 @@ def test_a_secret_that_contains_another_is_masked_as_a_whole(monkeypatch):
     monkeypatch.setenv("A_TOKEN", "abcdefgh")
     monkeypatch.setenv("B_TOKEN", "abcdefgh-and-more")
     assert scrub_text("abcdefgh-and-more") == "***"
+
+
+def test_the_beginning_of_a_secret_is_masked_where_a_message_was_cut_short(monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "abcdefgh-and-more")
+    for length in range(8, 17):
+        said = f"model.name: got {'abcdefgh-and-more'[:length]}...; expected a name"
+        assert scrub_message(said) == "model.name: got ***...; expected a name"
+    assert scrub_message("from abcdefgh on... to zzz") == "from abcdefgh on... to zzz"
+    assert scrub_message("abcdefg... abcdefgh") == "abcdefg... abcdefgh"  # as short as that is no secret; nothing was cut
 
 
 def test_without_keys_only_text_is_judged(monkeypatch):
