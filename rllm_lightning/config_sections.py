@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from rllm_lightning.registry import ENGINES, TASKS, Registry
 from rllm_lightning.schema import check, show
 
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+DTYPES: tuple[str, ...] = get_args(Dtype)
 SEEDS = "[0, 4294967295]"  # what every library's generator takes
 MAX_PROCESSES = 65536  # of a node, and nodes: beyond, a number is a slip, and Lightning would make a list of that length
 
@@ -55,7 +57,7 @@ class DataConfig:
 @dataclass
 class ModelConfig:
     name: str = "builtin:tiny"  # a Hugging Face hub name, a local folder, builtin:tiny, or smollm2
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"  # of the trained weights
+    dtype: Dtype = "float32"  # of the trained weights
     attn_implementation: Literal["eager", "sdpa"] | None = None  # of the forward pass (null: what the model itself prefers)
     lora_rank: int = 0  # > 0: train a LoRA adapter of this rank, over frozen weights, which are the reference policy (package peft)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the chat template, such as enable_thinking

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+ROOT = Path(__file__).parents[1]
 TORCH_FREE = [
     "rllm_lightning",
     "rllm_lightning.types",
@@ -21,6 +22,9 @@ TORCH_FREE = [
     "rllm_lightning.algorithms.rejection_sampling",
     "rllm_lightning.algorithms.metrics",
     "rllm_lightning.rollout.engine",
+    "rllm_lightning.rollout.hf",
+    "rllm_lightning.rollout.openai",
+    "rllm_lightning.rollout.vllm",
     "rllm_lightning.rollout.scripted",
     "rllm_lightning.workflows",
     "rllm_lightning.tasks",
@@ -40,7 +44,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 
 def loaded_after(code, *args):
     """The top-level modules that a fresh interpreter holds after `code`."""
-    result = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return set(result.stdout.split())
 
@@ -61,6 +65,16 @@ def test_public_names_below_the_trainer_cost_no_torch(statement):
     assert not loaded_after(f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})") & HEAVY
 
 
+def test_a_mistake_in_a_configuration_is_found_without_torch():
+    code = """
+import sys
+from experiments.run import main
+assert main(["rollout_engine.max_batch_size=2", "data.train_batch_size=-1"]) == 2
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+    assert not loaded_after(code) & HEAVY
+
+
 def test_importing_the_package_alone_loads_nothing_beside_the_standard_library():
     code = "import sys; before = set(sys.modules); import rllm_lightning; print(*{n.partition('.')[0] for n in set(sys.modules) - before})"
     assert not loaded_after(code) - set(sys.stdlib_module_names) - {"rllm_lightning"}
@@ -68,7 +82,7 @@ def test_importing_the_package_alone_loads_nothing_beside_the_standard_library()
 
 def test_no_torch_is_allowed_that_runs_code_from_checkpoints():
     """B56: `torch.load(weights_only=True)` holds from 2.6 on."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (torch,) = [Requirement(text) for text in project["dependencies"] if Requirement(text).name == "torch"]
     assert not torch.specifier.contains("2.5.1")
     assert torch.specifier.contains("2.6.0")

@@ -25,7 +25,6 @@ from rllm_lightning.values import as_path
 logger = logging.getLogger(__name__)
 
 BUILTIN = ("builtin:tiny", "smollm2")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 HUB_TIMEOUT = 2.0  # seconds
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?$")
 SET_BY_CHAT = {"messages", "tools", "add_generation_prompt"}  # variables of a chat template that are not for the user to set
@@ -96,7 +95,7 @@ def load_model(config: ModelConfig, seed: int = 0) -> tuple[Any, Any]:
         model, _ = tiny_model(seed)
     else:
         model = _model_from_pretrained(config)
-    model = model.to(DTYPES[config.dtype])
+    model = model.to(getattr(torch, config.dtype))
     if config.attn_implementation is not None:
         _set_attention(model, config)
     disable_dropout(model)
@@ -170,7 +169,7 @@ def _model_from_pretrained(config: ModelConfig) -> Any:
 
     try:
         return AutoModelForCausalLM.from_pretrained(
-            _source(config), dtype=DTYPES[config.dtype], trust_remote_code=config.trust_remote_code, use_safetensors=True
+            _source(config), dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code, use_safetensors=True
         )
     except Exception as error:  # as above
         raise ConfigError([_explain(config, error)]) from error

@@ -12,10 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from rllm_lightning.models.save import save_model
-
 IN_MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
 
 
@@ -27,6 +23,8 @@ class WeightFolder:
     """
 
     def __init__(self, model: Any, tokenizer: Any, parent: str | None = None):
+        import torch.distributed as dist
+
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             raise ValueError("rollout_engine.name: this engine trains with one process only; set lightning.devices=1, or take hf")
         self._model, self._tokenizer = model, tokenizer
@@ -38,6 +36,8 @@ class WeightFolder:
 
     async def write(self) -> Path:
         """Save the present weights; the folder. The event loop goes on meanwhile, the weights must not change."""
+        from rllm_lightning.models.save import save_model
+
         self._count += 1
         folder = self._root / str(self._count)
         await asyncio.to_thread(save_model, self._model, self._tokenizer, folder)

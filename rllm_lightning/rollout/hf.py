@@ -7,25 +7,27 @@
 Many workflows await answers on one event loop. While any request is open, a decode task runs one step after the other and
 lets the loop breathe in between: rows that are finished or cancelled leave the batch, waiting requests join it, and every row
 gets one token. A request's tokens depend on its prompt, its parameters and its own random stream alone, not on the batch.
+
+torch comes with the first request: a configuration is checked against the engine's keys in a moment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rllm_lightning.models.load import DTYPES
+from rllm_lightning.config_sections import DTYPES
 from rllm_lightning.registry import register_rollout_engine
-from rllm_lightning.rollout.batch import Batch, Request
-from rllm_lightning.rollout.decoding import Decoder, PlainDecoder
 from rllm_lightning.rollout.engine import EngineSetup, SamplingParams
-from rllm_lightning.rollout.kept_states import KeptStates
-from rllm_lightning.rollout.packed import PackedDecoder
-from rllm_lightning.rollout.packed_attention import UnsupportedModel
 from rllm_lightning.rollout.tokens import Sample, TokenEngine
-from rllm_lightning.rollout.weights import SamplingModel, exact_inference
+
+if TYPE_CHECKING:
+    from rllm_lightning.rollout.batch import Batch, Request
+    from rllm_lightning.rollout.decoding import Decoder
+    from rllm_lightning.rollout.weights import SamplingModel
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class HFEngine(TokenEngine):
             raise ValueError(f"rollout_engine.max_batch_size: must be at least 1, got {max_batch_size}")
         if kept_state_mb < 0:
             raise ValueError(f"rollout_engine.kept_state_mb: must be at least 0, got {kept_state_mb}")
-        self._dtype = None if dtype is None else DTYPES[dtype]
+        self._dtype = dtype
         self._max_batch_size = max_batch_size
         self._fast = fast
         self._kept_bytes = kept_state_mb * 2**20
@@ -77,6 +79,8 @@ class HFEngine(TokenEngine):
         Raises:
             FloatingPointError: the model's logits are not numbers.
         """
+        from rllm_lightning.rollout.batch import Request
+
         request = Request(
             prompt=prompt,
             params=params,
@@ -126,6 +130,9 @@ class HFEngine(TokenEngine):
             self._task = loop.create_task(_decode(batch), name="hf rollout")
 
     def _the_batch(self) -> Batch:
+        from rllm_lightning.rollout.batch import Batch
+        from rllm_lightning.rollout.weights import exact_inference
+
         if self._batch is None:
             model = self._sampling_model()
             with exact_inference(model.device):
@@ -133,6 +140,11 @@ class HFEngine(TokenEngine):
         return self._batch
 
     def _make_decoder(self, model: SamplingModel) -> Decoder:
+        from rllm_lightning.rollout.decoding import PlainDecoder
+        from rllm_lightning.rollout.kept_states import KeptStates
+        from rllm_lightning.rollout.packed import PackedDecoder
+        from rllm_lightning.rollout.packed_attention import UnsupportedModel
+
         if self._fast:
             try:
                 return PackedDecoder(model, KeptStates(self._kept_bytes))
@@ -141,8 +153,12 @@ class HFEngine(TokenEngine):
         return PlainDecoder(model)
 
     def _sampling_model(self) -> SamplingModel:
+        import torch
+
+        from rllm_lightning.rollout.weights import SamplingModel
+
         if self._model is None:
-            self._model = SamplingModel(self.setup.model, self._dtype)
+            self._model = SamplingModel(self.setup.model, None if self._dtype is None else getattr(torch, self._dtype))
         return self._model
 
 

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
-from rllm_lightning.models.load import DTYPES
+from rllm_lightning.config_sections import DTYPES
 from rllm_lightning.registry import register_rollout_engine
 from rllm_lightning.rollout.engine import EngineSetup, SamplingParams
 from rllm_lightning.rollout.exchange import WeightFolder
@@ -86,6 +85,8 @@ class VLLMEngine(TokenEngine):
 
     @classmethod
     def check_keys(cls, keys: Mapping[str, Any], training: bool) -> list[str]:
+        import torch
+
         problems = []
         if not torch.cuda.is_available():
             problems.append("name: vllm needs a CUDA GPU, and there is none here; rollout_engine.name=hf runs anywhere")

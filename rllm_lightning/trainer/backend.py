@@ -22,7 +22,7 @@ import torch
 
 from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
 from rllm_lightning.config import AlgorithmConfig, Config, ConfigError
-from rllm_lightning.models.load import DTYPES, check_model
+from rllm_lightning.models.load import check_model
 from rllm_lightning.registry import ENGINES, ESTIMATORS
 from rllm_lightning.rollout.engine import EngineSetup, RolloutEngine, SamplingParams
 from rllm_lightning.trainer.batch import Row, TrainBatch, make_train_batch, split_minibatches
@@ -109,8 +109,8 @@ class LightningBackend(BackendProtocol):
     @property
     def _rollout_dtype(self) -> torch.dtype | None:
         """The precision that the engine samples in, where it has a key for it: a replica in that precision needs no copy."""
-        args = self.cfg.rollout_engine.args
-        return DTYPES[args["dtype"]] if "dtype" in args and args["dtype"] is not None else None
+        name = self.cfg.rollout_engine.args.get("dtype")
+        return None if name is None else getattr(torch, name)
 
     def _sampling(self, sampling: Any) -> SamplingParams:
         return SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, self.cfg.data.max_response_length)

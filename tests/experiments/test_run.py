@@ -268,8 +268,7 @@ def test_an_interrupted_run_leaves_everything_in_order(start, tmp_path, signum):
     assert [int(row["step"]) for row in rows_of(folder)] == list(range(1, steps[-1] + 3))
 
 
-def test_a_bad_configuration_fails_before_torch_is_used(start, tmp_path):
-    """Neither a model nor a run directory is made; that this takes under 3 seconds is a matter of what is imported."""
+def test_a_bad_configuration_makes_nothing(start, tmp_path):
     process = start("data.train_batch_size=-1", "rllm.algorithm.adv_estimator=grpoo")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2

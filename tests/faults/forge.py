@@ -23,7 +23,10 @@ RUN = ROOT / "experiments" / "run.py"
 sys.path[0] = str(ROOT)
 IMPORTED = (
     "reasoning_gym",
-    *(f"rllm_lightning.{name}" for name in ("models.tiny", "rollout.hf", "trainer.backend", "trainer.unified_trainer")),
+    *(
+        f"rllm_lightning.{name}"
+        for name in ("models.tiny", "rollout.batch", "rollout.packed", "trainer.backend", "trainer.unified_trainer")
+    ),
 )
 for module in IMPORTED:
     importlib.import_module(module)
