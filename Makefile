@@ -39,7 +39,7 @@ test-ddp: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-# Every fault of tests/faults, and the table of what came of them: half an hour of an idle machine.
+# Every fault of tests/faults, and the table of what came of them: ten minutes of two cores.
 faults: $(READY)
 	rm -f .faults.jsonl
 	RLLM_FAULTS_ROWS=$(CURDIR)/.faults.jsonl $(BIN)/python -m pytest tests/faults -m "long or not long" -n 2 $(ARGS); code=$$?; \
