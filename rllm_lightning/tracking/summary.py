@@ -11,6 +11,7 @@ import json
 import math
 import platform
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -27,12 +28,13 @@ from rllm_lightning.types import to_plain
 Status = Literal["running", "done", "failed", "interrupted"]
 
 PACKAGES = ("torch", "lightning", "transformers", "omegaconf", "numpy", "wandb", "reasoning-gym")
+INTERRUPTED = {128 + signum for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}  # exit codes: 130, 143, 138
 NUM_TOKENS = "rollout/num_response_tokens"  # the metric that counts the tokens sampled in a step, on all ranks
 
 
 def status_of(exit_code: int) -> Status:
     """The status of a run whose process exits with `exit_code`."""
-    return "done" if exit_code == 0 else "interrupted" if exit_code in (130, 143) else "failed"
+    return "done" if exit_code == 0 else "interrupted" if exit_code in INTERRUPTED else "failed"
 
 
 def is_headline(key: str) -> bool:

@@ -51,7 +51,7 @@ class Tracker(Logger):
         """The end. Idempotent.
 
         Args:
-            exit_code: 0 done, 130 interrupted, 143 terminated, anything else failed.
+            exit_code: 0 done, 130 interrupted, 143 terminated, 138 to be requeued, anything else failed.
         """
 
     @property

@@ -29,7 +29,10 @@ def test_a_run_is_running_from_its_begin_and_has_its_status_at_the_end(run, conf
     assert read(run)["status"] == "done"
 
 
-@pytest.mark.parametrize(("exit_code", "status"), [(0, "done"), (1, "failed"), (2, "failed"), (130, "interrupted"), (143, "interrupted")])
+@pytest.mark.parametrize(
+    ("exit_code", "status"),
+    [(0, "done"), (1, "failed"), (2, "failed"), (130, "interrupted"), (143, "interrupted"), (138, "interrupted"), (137, "failed")],
+)
 def test_exit_codes_have_their_status(exit_code, status):
     assert status_of(exit_code) == status
 
