@@ -62,8 +62,8 @@ class Report:
         self.status = "unknown"
         self._config = run.config_yaml.read_text(encoding="utf-8")
         self._metrics = MetricsReader(run.metrics_csv)
-        logging = yaml.safe_load(self._config)["rllm"]["episode_logging"]
-        self.rollouts = RolloutSample(run.episodes_under(logging["episode_log_dir"]))
+        settings = yaml.safe_load(self._config)["rllm"]["episode_logging"]
+        self.rollouts = RolloutSample(run.episodes_under(settings["episode_log_dir"]))
 
     def write(self, reload_s: float | None = None) -> Path:
         """Write the page as the run is now, and the figures; or, with `reload_s`, only a page, which loads itself anew so often.
