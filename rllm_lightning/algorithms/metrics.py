@@ -165,17 +165,18 @@ def difficulty_metrics(role: str, rewards: Sequence[Array]) -> dict[str, float]:
     """
     if not rewards:
         return {}
-    groups = Ragged.of([r for r in rewards if len(r) >= 2])
+    groups, unit_G = Ragged.of([r for r in rewards if len(r) >= 2]).in_units(common=True)
     mean_G, std_G, differs_G = groups.mean_G, groups.std_G(), groups.differs_G
     at = f"batch/{role}"
     metrics = {f"{at}/total": float(len(mean_G)), f"{at}/informative": float(differs_G.sum())}
     if len(mean_G):
         metrics[f"{at}/fractions/effective"] = float(differs_G.mean())
-        metrics[f"{at}/fractions/too_easy"] = float((~differs_G & (mean_G >= 1)).mean())
+        unit = unit_G[0]
+        metrics[f"{at}/fractions/too_easy"] = float((~differs_G & (mean_G * unit >= 1)).mean())
         metrics[f"{at}/fractions/too_hard"] = float((~differs_G & (mean_G <= 0)).mean())
         for stat, values_G in (("group_reward_mean", mean_G), ("group_reward_std", std_G)):
             for percentile, value in zip(PERCENTILES, np.percentile(values_G, PERCENTILES), strict=True):
-                metrics[f"{at}/{stat}/p{percentile}"] = float(value)
+                metrics[f"{at}/{stat}/p{percentile}"] = float(value * unit)
     return metrics
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rllm_lightning.algorithms.metrics import (
     Sums,
     advantage_metrics,
+    difficulty_metrics,
     pass_at_k,
     reward_metrics,
     termination_metrics,
@@ -129,3 +130,12 @@ def test_summaries_of_large_numbers_are_finite():
 
 def test_an_advantage_below_1e_8_counts_as_0():
     assert advantage_metrics("solver", np.array([0, 9e-9, -9e-9, 2e-8]))["advantage/solver/fraction_zero"] == 0.75
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("large", [1e160, 1.7e308])
+def test_the_difficulty_of_enormous_rewards_is_a_number(large):
+    metrics = difficulty_metrics("solver", [np.array([0.0, large]), np.array([-large, -large]), np.array([large, large])])
+    assert metrics["batch/solver/group_reward_std/p90"] == pytest.approx(0.8 * large / 2)
+    assert metrics["batch/solver/group_reward_mean/p50"] == large / 2
+    assert [metrics[f"batch/solver/fractions/{name}"] for name in ("effective", "too_easy", "too_hard")] == [pytest.approx(1 / 3)] * 3
