@@ -18,7 +18,7 @@ To add a need: a function below, and its name in `GATHER`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,7 @@ def _logprobs(groups: Groups) -> list[list[list[Array]]]:
 def _info_per_token(key: str, how: str) -> Callable[[Groups], list[list[list[Array]]]]:
     def of_step(step: Step, trajectory: Trajectory) -> list[float]:
         values = _info(step, key, how, trajectory)
-        if not hasattr(values, "__len__"):
+        if not hasattr(values, "__len__") or isinstance(values, str | bytes | Mapping | Set):
             raise Missing(f"a step of {_name(trajectory)} has info[{key!r}] = {values!r:.80}: {how}")
         if len(values) != len(step.response_ids):
             raise Missing(f"a step of {_name(trajectory)} has {len(values)} for {len(step.response_ids)} response tokens; give one a token")

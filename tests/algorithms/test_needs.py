@@ -70,6 +70,8 @@ def spoil(groups, what):
             step.logprobs = []
         case "short values":
             step.info["values"] = [0.1] * 3
+        case "values by token":
+            step.info["values"] = {0: 0.1}
         case "nan":
             step.info["teacher_logprobs"] = [float("nan")]
         case "no components":
@@ -91,6 +93,7 @@ def spoil(groups, what):
         ("gigpo", "state_key", "'state_keys'.*hashable"),
         ("gae", "values", "'values'.*critic"),
         ("gae", "short values", "'values'.*3 for 1 response tokens"),
+        ("gae", "values by token", "'values'.*{0: 0.1}.*critic"),
         ("distill", "logprobs", "'logprobs'.*ModelOutput.logprobs"),
         ("distill", "teacher_logprobs", "'teacher_logprobs'.*teacher"),
         ("distill", "nan", "'teacher_logprobs'.*nan"),
