@@ -102,6 +102,7 @@ def _unquoted(words):
     return " ".join(words).replace('"', "").replace("'", "")
 
 
+@pytest.mark.long
 def test_hyperband_stops_a_trial_and_no_trial_outlives_its_agent(cloud, definition):
     """B43: a stop comes as SIGTERM: the trial saves itself and is shown as killed. An agent that is killed takes its trial with it, and
     so does one that is terminated; W&B's agent alone would leave them training."""
