@@ -23,10 +23,9 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)
 	$(BIN)/python experiments/run.py $(ARGS)
 
-# Three at once, also on two cores: some tests wait, for a server or for a process to end.
 test: $(READY)
 	.ci/browser
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What is too slow for `make test` in one process, such as every data set of reasoning_gym: a few minutes.
 test-long: $(READY)

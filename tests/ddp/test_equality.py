@@ -65,15 +65,27 @@ VARIANTS = {  # name -> (overrides, workflow)
     ),
 }
 FURTHER = {"gae": ["rllm.algorithm.value_coeff=0.5"], "rae": []}
+# These look at one group at a time, and groups are whole everywhere: for all of them `grpo` and `gigpo` (steps) stand in `make test`.
+OF_A_GROUP = {name for name, estimator in ESTIMATORS.items() if estimator.scope == "group"} - {"grpo", "gigpo"}
 
 
-def all_cases(model):
-    exact = [f"model.name={model}", "model.dtype=float64"]
-    cases = {name: {"overrides": exact + overrides, "kind": kind} for name, (overrides, kind) in VARIANTS.items()}
-    for estimator in ESTIMATORS:
+def exactly(model):
+    return [f"model.name={model}", "model.dtype=float64"]
+
+
+def estimator_cases(model, estimators):
+    cases, exact = {}, exactly(model)
+    for estimator in sorted(estimators):
         overrides = [f"rllm.algorithm.adv_estimator={estimator}", *FURTHER.get(estimator, [])]
         kind = "complete" if estimator == "remax" else "informed"  # it needs the greedy answer to every task
         cases[f"estimator-{estimator}"] = {"overrides": exact + overrides, "kind": kind}
+    return cases
+
+
+def all_cases(model):
+    exact = exactly(model)
+    cases = {name: {"overrides": exact + overrides, "kind": kind} for name, (overrides, kind) in VARIANTS.items()}
+    cases |= estimator_cases(model, set(ESTIMATORS) - OF_A_GROUP)
     for mode in AGGREGATION_MODES:
         overrides = [f"rllm.algorithm.loss_agg_mode={mode}", "training.num_minibatches=2"]
         cases[f"mode-{mode}"] = {"overrides": exact + overrides, "kind": "informed"}
@@ -133,6 +145,17 @@ def assert_same(value, other, where):
 def test_episodes_metrics_and_weights_are_those_of_one_process(one, several):
     """B06, B09, B22, B29, B38: whitening, denominators, random streams, ranks without a row (all groups of the first one's tasks
     filtered; then those of both), averaged gradients; answers, conversations, and solvers with their judge."""
+    assert_equal(one, several)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_neither_do_estimators_of_a_group_depend_on_the_processes(run_cases, exact_model, world_size):
+    cases = estimator_cases(exact_model, OF_A_GROUP)
+    assert_equal(run_cases(cases, 1), run_cases(cases, world_size))
+
+
+def assert_equal(one, several):
     assert one.keys() == several.keys()
     for name, expected in one.items():
         found = several[name]

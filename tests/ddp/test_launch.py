@@ -148,7 +148,8 @@ def assert_all_end(process, pids, limit=LIMIT_S):
     return err
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=long)])
+@long
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_other(start, tmp_path, rank):
     """As the kernel's out-of-memory killer does it: nothing is said by the one that dies."""
     process = start("rllm.trainer.total_batches=100000")
