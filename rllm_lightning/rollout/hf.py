@@ -8,7 +8,7 @@ Many workflows await answers on one event loop. While any request is open, a dec
 lets the loop breathe in between: rows that are finished or cancelled leave the batch, waiting requests join it, and every row
 gets one token. A request's tokens depend on its prompt, its parameters and its own random stream alone, not on the batch.
 
-torch comes with the first request: a configuration is checked against the engine's keys in a moment.
+torch is imported with the first request, so that a configuration is checked against the engine's keys in a moment.
 """
 
 from __future__ import annotations

@@ -372,8 +372,8 @@ class UnifiedLightningModule(L.LightningModule):
         folder = self.run_directory.checkpoints
         path = folder / f"step_{self.trainer_state.global_step}.ckpt"
         self._saved = (self.trainer_state.global_step, self._last_validation)
-        is_validated = self._last_validation == self.trainer_state.global_step and (not self.interrupted or self._is_save_due())
-        is_best = is_validated and self._score > self._best_score
+        counts = self._last_validation == self.trainer_state.global_step and (not self.interrupted or self._is_save_due())
+        is_best = counts and self._score > self._best_score
         if is_best:
             self._best_score, self._best_step = self._score, self.trainer_state.global_step
         with writing(path):

@@ -138,9 +138,8 @@ def best_of(directory):
 def test_the_best_checkpoint_is_that_of_the_course_that_is_resumed(fit, monkeypatch):
     """Also where the process was killed between writing a step's file and naming it the best, or went on to a better one."""
     args = ["rllm.trainer.save_freq=1", "rllm.trainer.keep_checkpoints=0", "rllm.trainer.test_freq=1"]
-    scores = {1: 0.5, 2: 0.7, 3: 0.9, 4: 0.1}
     monkeypatch.setattr("rllm_lightning.trainer.module.validation_score", lambda metrics: next(course))
-    course = iter(scores.values())
+    course = iter([0.5, 0.7, 0.9, 0.1])
     run = fit("rllm.trainer.total_batches=4", *args, val=make_tasks(2, "held"))
     checkpoints = run.directory.checkpoints
     assert best_of(run.directory) == (3, 0.9)
