@@ -260,6 +260,24 @@ def test_runs_of_other_software_are_warned_of(tmp_path):
     assert caveats(tmp_path) == ["made by different software: commit aaaaaaaaaa, bbbbbbbbbb"]
 
 
+def test_runs_of_one_seed_that_begin_otherwise_are_warned_of(tmp_path):
+    make_sweep(tmp_path, {"grpo": APART["grpo"]})
+    for seed, end in enumerate(APART["rloo"]):
+        first = 0.25 if seed == 1 else 0.2
+        make_run(tmp_path / f"rloo{seed}", seed=seed, estimator="rloo", values={0: first, 4: end})
+    assert caveats(tmp_path) == [
+        "runs of one seed that do not begin alike, by val/spell/pass@1 before training: seed 1 (0.200, 0.250). They started from other weights "
+        "(a warm start made on another machine, or with another number of threads), so these pairs share less luck"
+    ]
+
+
+def test_runs_of_other_models_need_not_begin_alike(tmp_path):
+    for first, model in ((0.2, "small"), (0.3, "large")):
+        for seed in range(3):
+            make_run(tmp_path / f"{model}{seed}", seed=seed, values={0: first, 4: first + 0.1 * seed}, model__name=model)
+    assert compare_runs([tmp_path], ["model.name"]).caveats == []
+
+
 def test_runs_measured_at_other_steps_are_warned_of(tmp_path):
     make_sweep(tmp_path, APART)
     make_run(tmp_path / "more", seed=5, estimator="rloo", values={0: 0.2, 2: 0.5, 4: 0.8})

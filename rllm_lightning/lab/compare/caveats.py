@@ -32,6 +32,8 @@ HARMLESS = (
     "rllm.episode_logging",
     *(f"rllm.trainer.{key}" for key in ("experiment_name", "project_name", "logger", "save_freq", "keep_checkpoints", "resume")),
 )
+# keys, and sections, that shape what a run answers before its first update
+BEFORE_TRAINING = ("data", "lightning", "model", "rllm.rollout.n_val", "rllm.workflow", "rollout_engine", "sampling", "task", "warm_start")
 LOSS = "the loss"
 QUESTIONS = "the validation questions"
 
@@ -138,6 +140,23 @@ def _unequal_seeds(comparison: Comparison) -> Iterator[str]:
         yield f"unequal seeds: {listed(f'{label} has {seed_range(found)}' for label, found in seeds.items())}"
 
 
+def _unequal_starts(comparison: Comparison) -> Iterator[str]:
+    keys = (*comparison.by, *differing_keys(comparison.runs, comparison.by))
+    if any(_is_below(key, section) for key in keys for section in BEFORE_TRAINING):
+        return
+    starts = {seed: _values_before_training(comparison, seed) for seed in sorted({run.seed for run in comparison.runs})}
+    if apart := [f"{seed} ({listed(map(number, sorted(found)))})" for seed, found in starts.items() if len(found) > 1]:
+        yield (
+            f"runs of one seed that do not begin alike, by {comparison.metric_name} before training: seed {listed(apart)}. They started from "
+            "other weights (a warm start made on another machine, or with another number of threads), so these pairs share less luck"
+        )
+
+
+def _values_before_training(comparison: Comparison, seed: int) -> set[float]:
+    curves = [curve for result in comparison.groups for curve in result.group.curves().get(seed, [])]
+    return {float(curve.values[0]) for curve in curves if curve.steps.size and curve.steps[0] == 0 and math.isfinite(curve.values[0])}
+
+
 def _unequal_steps(comparison: Comparison) -> Iterator[str]:
     steps = {
         result.label: [member.curve.steps.tolist() for member in result.group.members if member.curve.steps.size]
@@ -170,6 +189,7 @@ CAVEATS: tuple[Callable[[Comparison], Iterator[str]], ...] = (
     _other_keys,
     _validation_questions,
     _unequal_seeds,
+    _unequal_starts,
     _unequal_steps,
     _one_seed_many_runs,
     _no_spread,
