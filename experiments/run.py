@@ -67,10 +67,10 @@ def main(argv: list[str]) -> int:
 
 
 def _let_runs_share_cores() -> None:
-    """Threads that wait for each other give up their core soon, unless the user has said how they wait. To be called before torch is imported.
+    """Have threads that wait give up their core soon, unless the user has said how they wait. OpenMP reads it when torch is imported.
 
-    OpenMP's spin for milliseconds, which gains little where a run is alone, and where two have the same cores costs each the time of the other's
-    threads: update steps of the default job took 15 times as long.
+    By default they spin for milliseconds. That gains little where a run is alone; where two have the same cores, each waits for
+    the other's threads, and the warm start of the default job took 15 times as long.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "10000"  # tens of microseconds

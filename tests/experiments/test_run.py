@@ -110,7 +110,9 @@ def test_help_lists_everything_with_its_formula(capfd):
 @pytest.mark.parametrize(("given", "expected"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")])
 def test_waiting_threads_leave_their_cores_to_other_runs_unless_told_otherwise(tmp_path, given, expected):
     """OpenMP reads it when torch is imported, which a plugin may do."""
-    (tmp_path / "asking.py").write_text("import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules, file=sys.stderr)\n")
+    (tmp_path / "asking.py").write_text(
+        "import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules, file=sys.stderr)\n"
+    )
     environment = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")} | given
     command = [sys.executable, ROOT / "experiments/run.py", "--cfg", "plugins=[asking]"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)

@@ -266,8 +266,8 @@ def test_runs_of_one_seed_that_begin_otherwise_are_warned_of(tmp_path):
         first = 0.25 if seed == 1 else 0.2
         make_run(tmp_path / f"rloo{seed}", seed=seed, estimator="rloo", values={0: first, 4: end})
     assert caveats(tmp_path) == [
-        "runs of one seed that do not begin alike, by val/spell/pass@1 before training: seed 1 (0.200, 0.250). They started from other weights "
-        "(a warm start made on another machine, or with another number of threads), so these pairs share less luck"
+        "runs of one seed that do not begin alike, by val/spell/pass@1 before training: seed 1 (0.200, 0.250). They started from other "
+        "weights (a warm start made on another machine, or with another number of threads), so these pairs share less luck"
     ]
 
 

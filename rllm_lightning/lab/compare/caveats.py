@@ -147,8 +147,8 @@ def _unequal_starts(comparison: Comparison) -> Iterator[str]:
     starts = {seed: _values_before_training(comparison, seed) for seed in sorted({run.seed for run in comparison.runs})}
     if apart := [f"{seed} ({listed(map(number, sorted(found)))})" for seed, found in starts.items() if len(found) > 1]:
         yield (
-            f"runs of one seed that do not begin alike, by {comparison.metric_name} before training: seed {listed(apart)}. They started from "
-            "other weights (a warm start made on another machine, or with another number of threads), so these pairs share less luck"
+            f"runs of one seed that do not begin alike, by {comparison.metric_name} before training: seed {listed(apart)}. They started "
+            "from other weights (a warm start made on another machine, or with another number of threads), so these pairs share less luck"
         )
 
 
