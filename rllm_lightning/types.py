@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cache
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -88,30 +88,39 @@ class _Record:
         fields = _fields(cls)  # type: ignore[arg-type]
         if not isinstance(data, Mapping):
             raise ValueError(f"{cls.__name__}.from_dict: expected an object, got {type(data).__name__}")
-        if unknown := sorted(set(data) - set(fields)):
+        if unknown := sorted(data.keys() - fields.keys()):
             raise ValueError(f"{cls.__name__}.from_dict: unknown keys {unknown}; known: {sorted(fields)}")
+        values = {}
         for key, value in data.items():
-            kind, fits = fields[key]
-            if not fits(value):
+            kind, usual, fits, revive = fields[key]
+            if type(value) not in usual and not fits(value):
                 raise ValueError(f"{cls.__name__}.{key}: expected {kind}, got {value!r:.80}")
-        return cls(**{key: cls._revive(key, value) for key, value in data.items()})
+            values[key] = value if revive is None else revive(value)
+        return cls(**values)
 
-    @classmethod
-    def _revive(cls, key: str, value: Any) -> Any:
-        """Turn the JSON form of field `key` back into its Python form."""
-        return value
+
+class _Field(NamedTuple):
+    """How the JSON form of a record's field is read."""
+
+    kind: Any  # the declared type
+    usual: frozenset[type]  # types whose values fit, whatever they are: logs hold millions of values
+    fits: Callable[[Any], bool]
+    revive: Callable[[Any], Any] | None  # from the JSON form to the Python form, where they differ
 
 
 @cache
-def _fields(cls: type) -> dict[str, tuple[Any, Callable[[Any], bool]]]:
-    """The fields of a record: the declared type of each, and whether the JSON form of a value is of it (`_check_of`)."""
-    hints = get_type_hints(cls)
-    return {f.name: (hints[f.name], _check_of(hints[f.name])) for f in dataclasses.fields(cls)}
+def _fields(cls: type) -> dict[str, _Field]:
+    hints, found = get_type_hints(cls), {}
+    for f in dataclasses.fields(cls):
+        fits = _check_of(hints[f.name])
+        usual = frozenset(type(value) for value in (None, "", 0, 0.0, False) if fits(value))
+        found[f.name] = _Field(hints[f.name], usual, fits, f.metadata.get("revive"))
+    return found
 
 
 def _check_of(kind: Any) -> Callable[[Any], bool]:
     """Whether the JSON form of a field is of the declared type; null stands for anything (a NaN, or what nobody set) but a list or
-    mapping that must be there. Made once a type: logs hold millions of values."""
+    mapping that must be there."""
     origin = get_origin(kind) or kind
     if origin is UnionType:
         options = [_check_of(option) for option in get_args(kind)]
@@ -133,11 +142,19 @@ def _check_of(kind: Any) -> Callable[[Any], bool]:
     return lambda value: value is None or (isinstance(value, str) and issubclass(origin, str))
 
 
-def _nan_for_null(value: Any) -> Any:
+def _number(value: Any) -> Any:
     """A number, or a list of numbers, that cannot be None: where it is null, a NaN was stored."""
     if isinstance(value, list):
-        return [_nan_for_null(item) for item in value]
+        return value if set(map(type, value)) <= {int, float} else [_number(item) for item in value]
     return math.nan if value is None else value
+
+
+def _number_or_none(value: Any) -> Any:
+    return None if value is None else _number(value)
+
+
+def _records_of(cls: type[_Record]) -> Callable[[Any], list[Any]]:
+    return lambda values: [value if isinstance(value, cls) else cls.from_dict(value) for value in values]
 
 
 @dataclass
@@ -162,16 +179,16 @@ class ModelOutput(_Record):
     tool_calls: list[Any] | None = None
     prompt_ids: list[int] | None = None
     completion_ids: list[int] | None = None
-    logprobs: list[float] | None = None
+    logprobs: list[float] | None = field(default=None, metadata={"revive": _number_or_none})
     prompt_logprobs: list[float] | None = None
     prompt_length: int = 0
     completion_length: int = 0
     finish_reason: str | None = None
     weight_version: int | None = None
 
-    @classmethod
-    def _revive(cls, key: str, value: Any) -> Any:
-        return _nan_for_null(value) if key == "logprobs" and value is not None else value
+
+def _model_output(value: Any) -> Any:
+    return ModelOutput.from_dict(value) if isinstance(value, dict) else value
 
 
 @dataclass
@@ -179,13 +196,9 @@ class RewardOutput(_Record):
     """What a reward function may return instead of a number: the reward, and whether the answer counts as solved
     (None: solved when the episode's summed reward is above 0)."""
 
-    reward: float
+    reward: float = field(metadata={"revive": _number})
     is_correct: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def _revive(cls, key: str, value: Any) -> Any:
-        return _nan_for_null(value) if key == "reward" else value
 
 
 @dataclass
@@ -200,18 +213,18 @@ class Step(_Record):
 
     prompt_ids: list[int] = field(default_factory=list)
     response_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list, metadata={"revive": _number})
     chat_completions: list[dict[str, Any]] = field(default_factory=list)
     observation: Any = None
     thought: str = ""
     action: Any = None
     model_response: str = ""
-    model_output: ModelOutput | None = None
+    model_output: ModelOutput | None = field(default=None, metadata={"revive": _model_output})
     info: dict[str, Any] = field(default_factory=dict)
-    reward: float = 0.0
+    reward: float = field(default=0.0, metadata={"revive": _number})
     done: bool = False
-    mc_return: float = 0.0
-    advantage: list[float] | float | None = None
+    mc_return: float = field(default=0.0, metadata={"revive": _number})
+    advantage: list[float] | float | None = field(default=None, metadata={"revive": _number_or_none})
     weight_version: int | None = None
 
     def __post_init__(self) -> None:
@@ -238,14 +251,6 @@ class Step(_Record):
             model_output=model_output,
         )
 
-    @classmethod
-    def _revive(cls, key: str, value: Any) -> Any:
-        if key == "model_output" and isinstance(value, dict):
-            return ModelOutput.from_dict(value)
-        if key in ("reward", "mc_return", "logprobs") or (key == "advantage" and value is not None):
-            return _nan_for_null(value)
-        return value
-
 
 @dataclass
 class Trajectory(_Record):
@@ -254,7 +259,7 @@ class Trajectory(_Record):
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     name: str = DEFAULT_TRAJ_NAME
     task: Any = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list, metadata={"revive": _records_of(Step)})
     reward: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -267,9 +272,9 @@ class Trajectory(_Record):
     def num_response_tokens(self) -> int:
         return sum(len(step.response_ids) for step in self.steps)
 
-    @classmethod
-    def _revive(cls, key: str, value: Any) -> Any:
-        return [step if isinstance(step, Step) else Step.from_dict(step) for step in value] if key == "steps" else value
+
+def _termination_reason(value: Any) -> TerminationReason | None:
+    return None if value is None else TerminationReason(value)
 
 
 def split_episode_id(episode_id: str) -> tuple[str, str]:
@@ -284,9 +289,9 @@ class Episode(_Record):
 
     id: str = ""
     task: Any = None
-    termination_reason: TerminationReason | None = None
+    termination_reason: TerminationReason | None = field(default=None, metadata={"revive": _termination_reason})
     is_correct: bool = False
-    trajectories: list[Trajectory] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list, metadata={"revive": _records_of(Trajectory)})
     metrics: dict[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -298,20 +303,12 @@ class Episode(_Record):
     def rollout_idx(self) -> str:
         return split_episode_id(self.id)[1]
 
-    @classmethod
-    def _revive(cls, key: str, value: Any) -> Any:
-        if key == "termination_reason":
-            return None if value is None else TerminationReason(value)
-        if key == "trajectories":
-            return [item if isinstance(item, Trajectory) else Trajectory.from_dict(item) for item in value]
-        return value
-
 
 @dataclass
 class TrajectoryGroup(_Record):
     """Trajectories whose rewards are compared. `group_id` is `"{task_id}:{role}"`; `metadata[i]` belongs to `trajectories[i]`."""
 
-    trajectories: list[Trajectory] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list, metadata={"revive": _records_of(Trajectory)})
     group_id: str = ""
     metadata: list[dict[str, Any]] = field(default_factory=list)
 
@@ -324,9 +321,3 @@ class TrajectoryGroup(_Record):
     def task_id(self) -> str:
         head, colon, _ = self.group_id.rpartition(":")
         return head if colon else self.group_id
-
-    @classmethod
-    def _revive(cls, key: str, value: Any) -> Any:
-        if key == "trajectories":
-            return [item if isinstance(item, Trajectory) else Trajectory.from_dict(item) for item in value]
-        return value

@@ -84,22 +84,24 @@ def read_episodes(path: str | Path) -> list[Episode]:
     return list(iterate_episodes(path))
 
 
-def iterate_episodes(path: str | Path, is_wanted: Callable[[str], bool] = lambda episode_id: True) -> Iterator[Episode]:
-    """The episodes of one file whose ids are wanted, one at a time: neither the file nor what is not wanted is ever in memory.
+def iterate_episodes(path: str | Path, is_wanted: Callable[[str], bool] | None = None) -> Iterator[Episode]:
+    """The episodes of one file, or those whose ids are wanted, one at a time: neither the file nor what is not wanted is ever in memory.
 
     Raises:
         ValueError: as `read_episodes`; a line that is not wanted is not looked into.
     """
+    decode = json.JSONDecoder(parse_constant=_refuse).decode
     with Path(path).open("rb") as file:
         for number, data in enumerate(file, start=1):
             try:
                 line = data.decode("utf-8")
-                if (match := _ID.match(line)) and not is_wanted(json.loads(match[1])):
+                match = _ID.match(line) if is_wanted else None
+                if is_wanted and match and not is_wanted(json.loads(match[1])):
                     continue
-                episode = Episode.from_dict(json.loads(line, parse_constant=_refuse))
+                episode = Episode.from_dict(decode(line))
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: not an episode ({error})") from error
-            if match or is_wanted(episode.id):
+            if not is_wanted or match or is_wanted(episode.id):
                 yield episode
 
 
