@@ -235,6 +235,10 @@ def test_a_table_of_steps_leaves_out_the_first_ones(monkeypatch):
     assert (row["reward_first"], row["reward_last"]) == (0.0, 0.75)
     assert (rows["peer", "bf16"]["ratio_bf16"], "overhead" in rows["peer", "bf16"]) == (1, False)
 
+    (report,) = step.measure("builtin:tiny", MINI, 3, peer=Path("python"), peer_script=Path("script"), dtypes=["bf16"])
+    assert [(row["variant"], row["dtype"]) for row in report.rows] == [key for key in rows if key[1] == "bf16"]
+    assert all("ratio_fp32" not in row for row in report.rows)
+
 
 # --------------------------------------------------------------------------------------------------------------------- harness
 

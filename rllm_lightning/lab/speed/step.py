@@ -73,19 +73,26 @@ class StepRun:
 
 
 def measure(
-    name: str, counts: Counts, num_steps: int = 6, repeats: int = 1, peer: Path | None = None, peer_script: Path | None = None
+    name: str,
+    counts: Counts,
+    num_steps: int = 6,
+    repeats: int = 1,
+    peer: Path | None = None,
+    peer_script: Path | None = None,
+    dtypes: Sequence[str] = ("fp32", "bf16"),
 ) -> list[Report]:
     """Each variant trains `num_steps` steps from the same weights, `repeats` times with other seeds, all variants in turns.
 
     Args:
         peer: the interpreter that runs `peer_script`; None: no peer.
+        dtypes: variants in other ones are left out.
     """
     runs: dict[tuple[str, str], list[StepRun]] = {}
     for seed in range(repeats):
-        for key, overrides in OURS.items():
+        for key, overrides in _in(dtypes, OURS):
             runs.setdefault(key, []).append(our_run(name, counts, num_steps, seed, overrides))
         if peer is not None and peer_script is not None:
-            for key, flags in PEERS.items():
+            for key, flags in _in(dtypes, PEERS):
                 runs.setdefault(key, []).append(peer_run(peer, peer_script, name, counts, num_steps, seed, flags))
     baselines = {dtype: statistics.median(later(runs[label, dtype], "seconds")) for label, dtype in PEERS if (label, dtype) in runs}
     words = {"model": name, **counts.in_words(), "steps": num_steps, "runs": repeats, "task": "reasoning_gym chain_sum"}
@@ -95,6 +102,10 @@ def measure(
         f"Reward, last steps: mean over the last {_num_last(num_steps)} steps of all runs. Peak: of the process, the largest of all runs.",
     ]
     return [Report(f"A GRPO step of {name}", words, COLUMNS, [_row(key, of, baselines) for key, of in runs.items()], notes)]
+
+
+def _in(dtypes: Sequence[str], variants: dict[tuple[str, str], list[str]]) -> list[tuple[tuple[str, str], list[str]]]:
+    return [(key, flags) for key, flags in variants.items() if key[1] in dtypes]
 
 
 # ---------------------------------------------------------------------------------------------------------------------- ours
