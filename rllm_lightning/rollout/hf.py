@@ -1,21 +1,19 @@
 """`hf`: rollouts from the very model that is trained, in its own process, whatever Hugging Face causal LM it is.
 
-    TokenEngine ──> sample: an open request ──> Batch <── one decode task on the event loop, a step at a time
-         ▲                                        │
-         └── finished request <── drawn tokens <── logits <── Decoder
+    TokenEngine ──> sample ──> LocalSampler: an open request ──> Batch <── one decode task on the event loop, a step at a time
+         ▲                                                         │
+         └──────── finished request <── drawn tokens <── logits <── Decoder
 
-Many workflows await answers on one event loop. While any request is open, a decode task runs one step after the other and
-lets the loop breathe in between: rows that are finished or cancelled leave the batch, waiting requests join it, and every row
-gets one token. A request's tokens depend on its prompt, its parameters and its own random stream alone, not on the batch.
+Many workflows await answers on one event loop. Rows that are finished or cancelled leave the batch, waiting requests join it, and
+every row gets one token a step. A request's tokens depend on its prompt, its parameters and its own random stream alone, not on the
+batch.
 
 torch is imported with the first request, so that a configuration is checked against the engine's keys in a moment.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,11 +23,7 @@ from rllm_lightning.rollout.engine import EngineSetup, SamplingParams
 from rllm_lightning.rollout.tokens import Sample, TokenEngine
 
 if TYPE_CHECKING:
-    from rllm_lightning.rollout.batch import Batch, Request
-    from rllm_lightning.rollout.decoding import Decoder
-    from rllm_lightning.rollout.weights import SamplingModel
-
-logger = logging.getLogger(__name__)
+    from rllm_lightning.rollout.local_sampler import LocalSampler
 
 
 @register_rollout_engine("hf")
@@ -64,14 +58,8 @@ class HFEngine(TokenEngine):
             raise ValueError(f"rollout_engine.max_batch_size: must be at least 1, got {max_batch_size}")
         if kept_state_mb < 0:
             raise ValueError(f"rollout_engine.kept_state_mb: must be at least 0, got {kept_state_mb}")
-        self._dtype = dtype
-        self._max_batch_size = max_batch_size
-        self._fast = fast
-        self._kept_bytes = kept_state_mb * 2**20
-        # made when first needed: by then the model is where it will be trained
-        self._model: SamplingModel | None = None
-        self._batch: Batch | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._keys: dict[str, Any] = {"fast": fast, "dtype": dtype, "max_batch_size": max_batch_size, "kept_state_mb": kept_state_mb}
+        self._sampler: LocalSampler | None = None
 
     async def sample(self, prompt: list[int], params: SamplingParams, stream: np.random.Generator) -> Sample:
         """See `TokenEngine`.
@@ -79,98 +67,34 @@ class HFEngine(TokenEngine):
         Raises:
             FloatingPointError: the model's logits are not numbers.
         """
-        from rllm_lightning.rollout.batch import Request
-
-        request = Request(
-            prompt=prompt,
-            params=params,
-            uniforms=stream.random(params.max_tokens),
-            done=asyncio.get_running_loop().create_future(),
-        )
-        self._submit(request)
-        await request.done
-        return Sample(request.tokens, request.logprobs)
+        return await self._the_sampler().answer(prompt, params, stream.random(params.max_tokens))
 
     def on_weights_updated(self, weight_version: int) -> None:
         """Takes over the new weights and forgets all that was computed with the old ones. To be called whenever weights change
         after the first request: after an update, and after loading a checkpoint."""
         super().on_weights_updated(weight_version)
-        if self._model is not None:
-            self._model.refresh()
-        if self._batch is not None:
-            assert not self._batch.num_open, f"weights updated while {self._batch.num_open} requests are being answered"
-            self._batch.forget()
+        if self._sampler is not None:
+            self._sampler.refresh()
 
     async def shutdown(self) -> None:
-        task, self._task = self._task, None
-        if task is not None and task.get_loop() is asyncio.get_running_loop():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        if self._batch is not None:
-            self._batch.close()
-        self._model = self._batch = None
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            await sampler.shutdown()
 
     def pop_metrics(self) -> dict[str, float]:
         """Counts since the last call: `rollout/requests`, `rollout/tokens` sampled, `rollout/prompt_tokens` asked about,
         `rollout/prefill_tokens` of them that went through the model, and `rollout/steps` of the batch. Nothing before the first
         request."""
-        counts = {} if self._batch is None else self._batch.pop_metrics()
+        counts = {} if self._sampler is None else self._sampler.batch.pop_metrics()
         return {f"rollout/{name}": count for name, count in counts.items()}
 
-    # ------------------------------------------------------------------------------------------------------- the decode task
+    def _the_sampler(self) -> LocalSampler:
+        """Made when first needed, by when the model is where it will be trained, and anew on another event loop."""
+        from rllm_lightning.rollout.local_sampler import LocalSampler
 
-    def _submit(self, request: Request) -> None:
-        loop = asyncio.get_running_loop()
-        if self._task is not None and not self._task.done() and self._task.get_loop() is not loop:
-            self._the_batch().close()  # its event loop ended without finishing it
-            self._model = self._batch = self._task = None
-        batch = self._the_batch()
-        batch.add(request)
-        if self._task is None or self._task.done():
-            self._task = loop.create_task(_decode(batch), name="hf rollout")
-
-    def _the_batch(self) -> Batch:
-        from rllm_lightning.rollout.batch import Batch
-        from rllm_lightning.rollout.weights import exact_inference
-
-        if self._batch is None:
-            model = self._sampling_model()
-            with exact_inference(model.device):
-                self._batch = Batch(self._make_decoder(model), model.device, self._stop_ids, self._max_batch_size)
-        return self._batch
-
-    def _make_decoder(self, model: SamplingModel) -> Decoder:
-        from rllm_lightning.rollout.decoding import PlainDecoder
-        from rllm_lightning.rollout.kept_states import KeptStates
-        from rllm_lightning.rollout.packed import PackedDecoder
-        from rllm_lightning.rollout.packed_attention import UnsupportedModel
-
-        if self._fast:
-            try:
-                return PackedDecoder(model, KeptStates(self._kept_bytes))
-            except UnsupportedModel as reason:
-                logger.warning("rollouts of %s take the plain path, which is slower: %s", type(model.causal_lm).__name__, reason)
-        return PlainDecoder(model)
-
-    def _sampling_model(self) -> SamplingModel:
-        import torch
-
-        from rllm_lightning.rollout.weights import SamplingModel
-
-        if self._model is None:
-            self._model = SamplingModel(self.setup.model, None if self._dtype is None else getattr(torch, self._dtype))
-        return self._model
-
-
-async def _decode(batch: Batch) -> None:
-    """Steps until nothing is open. What goes wrong reaches everyone who waits."""
-    try:
-        await asyncio.sleep(0)  # so that all who are about to ask are in the first step
-        while batch.has_work:
-            batch.step()
-            await asyncio.sleep(0)
-    except BaseException as error:
-        told = batch.num_open > 0
-        batch.close(error)
-        if not told or not isinstance(error, Exception):
-            raise
+        if self._sampler is not None and self._sampler.is_stranded:
+            self._sampler.batch.close()
+            self._sampler = None
+        if self._sampler is None:
+            self._sampler = LocalSampler(self.setup.model, self._stop_ids, **self._keys)
+        return self._sampler

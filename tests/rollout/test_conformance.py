@@ -76,7 +76,7 @@ class DoubledBOS(HFEngine):
 
 class ForgetsEnds(HFEngine):
     async def sample(self, prompt, params, stream):
-        self._the_batch()._stop_ids = frozenset()
+        self._the_sampler().batch._stop_ids = frozenset()
         return await super().sample(prompt, params, stream)
 
 
@@ -87,7 +87,7 @@ class OneStream(HFEngine):
 
 class StreamOfTheMoment(HFEngine):
     async def sample(self, prompt, params, stream):
-        self.count = getattr(self, "count", 0) + (1 if not self._the_batch().num_open else 100)
+        self.count = getattr(self, "count", 0) + (1 if not self._the_sampler().batch.num_open else 100)
         return await super().sample(prompt, params, np.random.default_rng(self.count))
 
 

@@ -61,7 +61,7 @@ def test_architectures_that_either_path_samples_exactly(name, path, make_archite
     engine = make_engine(model, max_tokens=24)
     for answer in ask(engine, mixed_prompts * 2):
         torch.testing.assert_close(torch.tensor(answer.logprobs), reference(model, answer), rtol=0, atol=1e-4)
-    assert isinstance(engine._batch._decoder, PackedDecoder if path == "fast" else PlainDecoder)
+    assert isinstance(engine._the_sampler().batch._decoder, PackedDecoder if path == "fast" else PlainDecoder)
 
 
 @pytest.mark.parametrize("path", ["fast"])

@@ -243,7 +243,7 @@ def test_sampling_runs_in_eval_mode_and_leaves_the_policys_modes_alone(make_engi
     dropping.model.layers[1].eval()
     before = [module.training for module in dropping.modules()]
     engine = make_engine(dropping)
-    noted = engine._sampling_model().causal_lm.model.layers[0].mlp.down_proj.modes
+    noted = engine._the_sampler().model.causal_lm.model.layers[0].mlp.down_proj.modes
     same_answers(expected, ask(engine, mixed_prompts))
     assert noted
     assert not any(noted)
@@ -271,7 +271,7 @@ def test_a_low_precision_copy_leaves_the_policy_untouched(make_engine, model, as
     before = copy.deepcopy(model.state_dict())
     engine = make_engine(dtype="bfloat16")
     answers = ask(engine, mixed_prompts)
-    copied = engine._sampling_model().causal_lm
+    copied = engine._the_sampler().model.causal_lm
     assert {p.dtype for p in copied.parameters()} == {torch.bfloat16}
     assert copied.model.rotary_emb.inv_freq.dtype == torch.float32
     for key, value in model.state_dict().items():
@@ -358,7 +358,7 @@ def test_a_cancelled_request_leaves_the_batch_and_the_others_are_answered(make_e
     answers = asyncio.run(run())
     assert [type(a).__name__ for i, a in enumerate(answers) if i in (0, 3)] == ["CancelledError"] * 2
     same_answers([alone[i] for i in (1, 2, 4, 5)], [answers[i] for i in (1, 2, 4, 5)])
-    assert not engine._the_batch().has_work
+    assert not engine._the_sampler().batch.has_work
 
 
 def test_weights_may_change_when_only_cancelled_requests_are_left(make_engine):

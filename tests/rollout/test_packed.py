@@ -71,8 +71,8 @@ def test_the_trainers_model_keeps_its_own_attention(make_engine, model, ask):
     engine = make_engine()
     ask(engine, ["hello"])
     assert model.config._attn_implementation == "sdpa"
-    assert engine._model.causal_lm.config._attn_implementation == IMPLEMENTATION
-    assert all(ours is theirs for ours, theirs in zip(engine._model.module.parameters(), model.parameters(), strict=True))
+    assert engine._the_sampler().model.causal_lm.config._attn_implementation == IMPLEMENTATION
+    assert all(ours is theirs for ours, theirs in zip(engine._the_sampler().model.module.parameters(), model.parameters(), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------- several turns
@@ -158,4 +158,4 @@ def test_large_memory_is_given_back_when_nobody_waits_any_more_and_not_between_t
 def test_workflows_of_one_turn_keep_no_states(make_engine, ask, mixed_prompts):
     engine = make_engine()
     ask(engine, mixed_prompts)
-    assert engine._batch._decoder._kept._num_bytes == 0
+    assert engine._the_sampler().batch._decoder._kept._num_bytes == 0
