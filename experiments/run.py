@@ -222,6 +222,7 @@ if __name__ == "__main__":
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("rllm_lightning.trainer.warm_start").setLevel(logging.INFO)  # how far it is
     sys.excepthook = show_exception
     end_with_agent()
     leave(main(sys.argv[1:]))

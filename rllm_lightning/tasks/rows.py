@@ -9,11 +9,13 @@ of the question) and `data_source`; further columns stay in the task.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
 import random
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -193,9 +195,15 @@ def _check_kinds(data: dict[str, Any]) -> None:
 
 
 def _check_solution(data: dict[str, Any], reward: RewardFunction) -> None:
-    """Raise a `ValueError` where the reward function would not reward a row's own solution."""
+    """Raise a `ValueError` where the reward function says that it could never reward a row's own solution, or fails on it."""
     if check := getattr(reward, "check", None):
         check(data, data["solution"])
+    elif not (inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)):
+        try:
+            reward(data, data["solution"])
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise ValueError(f"task.scorer: it raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})") from error
 
 
 def _without_what_json_cannot_hold(rows: list[_Row], file: RowFile) -> list[_Row]:

@@ -10,7 +10,7 @@ To add one, register a function that makes a reward function, here or in a modul
 
 Its keyword-only parameters are the keys of `task.scorer_args`. A reward function may have a method `check(task, solution)`, which
 raises a `ValueError` where it could never reward that task; sources call it before training, with every task if its attribute
-`checks_every_task` is true, else with the first.
+`checks_every_task` is true, else with the first. One without it is tried on the first task's solution, unless it is async.
 """
 
 from __future__ import annotations

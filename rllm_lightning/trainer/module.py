@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -58,6 +59,8 @@ from rllm_lightning.workflows.engine import UnifiedWorkflowEngine
 from rllm_lightning.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
+
+FLAT_BATCHES = 5  # in a row without any advantage, until a warning says so
 T = TypeVar("T")
 
 
@@ -111,6 +114,7 @@ class UnifiedLightningModule(L.LightningModule):
         self._last_validation = -1
         self._score, self._best_score = -math.inf, -math.inf  # of the last validation, of the best one that was saved
         self._best_step = -1  # at which that was
+        self._num_flat_batches = 0  # the last ones in a row in which all advantages were 0
         self._saved = (-1, -1)  # step and last validation at the last save
         self._random_state: dict[str, Any] | None = None  # of a checkpoint, until training goes on
 
@@ -287,17 +291,32 @@ class UnifiedLightningModule(L.LightningModule):
         else:
             reasons = Counter((episode.termination_reason or TerminationReason.UNKNOWN).value for episode in state.episodes)
             ends = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+            too_long = TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED.value in reasons
+            remedy = f"; raise data.max_prompt_length, which is {self.config.data.max_prompt_length}" if too_long else ""
             logger.warning(
-                "step %d: nothing is left to train on; the %d episodes ended as: %s", state.global_step, len(state.episodes), ends
+                "step %d: nothing is left to train on; the %d episodes ended as: %s%s", state.global_step, len(state.episodes), ends, remedy
             )
         # 8. metrics and a look at two trajectories
         state.metrics["batch/skipped"] = float(not state.has_trajectory_groups)
         state.metrics.update(workflow_metrics(state.episodes).means() | termination_metrics(state.episodes).means())
         state.metrics.update(rollout_metrics(state.episodes))
+        self._warn_where_nothing_is_learnt()
         if isinstance(self.train_dataset, AdaptiveTasks):
             rates = {task_id: correct / count for task_id, (count, correct) in solve_counts(state.episodes).items()}
             state.metrics.update(self.train_dataset.observe(rates))
         self._look_at(state.episodes[:2])
+
+    def _warn_where_nothing_is_learnt(self) -> None:
+        """Say once when all advantages were 0 for several batches in a row: the run looks busy, and no reward moves it."""
+        shares = [value for key, value in self.trainer_state.metrics.items() if re.fullmatch("advantage/.*/fraction_zero", key)]
+        self._num_flat_batches = self._num_flat_batches + 1 if shares and min(shares) == 1 else 0
+        if self._num_flat_batches == FLAT_BATCHES:
+            logger.warning(
+                "step %d: all advantages of the last %d batches were 0, so nothing is learnt from rewards: within each group they are all "
+                "equal (see reward/*/mean). Easier tasks, a warm start, graded rewards or a larger rllm.rollout.n bring differences",
+                self.trainer_state.global_step,
+                FLAT_BATCHES,
+            )
 
     def on_train_batch_end(self, outputs: Any, batch: TaskBatch, batch_idx: int) -> None:
         """Validate, log and save, in this order; stop after the last batch."""

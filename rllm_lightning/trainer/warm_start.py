@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from rllm_lightning.workflows.single_turn import chat_of
 logger = logging.getLogger(__name__)
 
 VERSION = 2  # raise when the procedure changes, so that what the cache holds is not taken for its result
+PROGRESS_S = 10.0  # between two lines that say how far it is
 STREAM = 1  # apart from the order in which the tasks are trained on later
 
 Example = tuple[list[dict[str, Any]], str]  # a chat and its solution
@@ -54,7 +56,6 @@ async def warm_start(policy: Policy, dataset: Sequence[dict[str, Any]], config: 
         for name, value in load_file(path).items():
             weights[name].data.copy_(value)
         return
-    logger.info("warm start: %d supervised steps", settings.steps)
     await _train(policy, examples, config)
     _save(weights, path)
 
@@ -101,6 +102,7 @@ async def _train(policy: Policy, examples: Sequence[Example], config: Config) ->
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     former, policy.temperature = policy.temperature, 1.0
+    said = time.monotonic()
     with torch.enable_grad(), policy.training_mode():
         for step in range(settings.steps):
             drawn = examples[step * settings.batch_size : (step + 1) * settings.batch_size]
@@ -115,6 +117,9 @@ async def _train(policy: Policy, examples: Sequence[Example], config: Config) ->
                 group["lr"] = settings.learning_rate * _factor(step, settings.steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            if time.monotonic() - said > PROGRESS_S:
+                logger.info("warm start: step %d of %d", step + 1, settings.steps)
+                said = time.monotonic()
             await asyncio.sleep(0)
     policy.temperature = former
 

@@ -97,6 +97,19 @@ def test_a_scorer_of_ones_own_can_be_registered():
     assert reward_of(make_reward("length", {"at_most": "5"}, "response"), "", "12345").reward == 1.0
 
 
+def test_a_scorer_of_ones_own_that_fails_is_told_before_training_with_its_line(tmp_path):
+    @register_scorer("first_letter")
+    def first_letter(extract):
+        return lambda task, response: float(response[0] == task["answer"][0])
+
+    file = tmp_path / "numbers.jsonl"
+    file.write_text(json.dumps({"question": "?", "answer": 12}))
+    with pytest.raises(ValueError) as error:
+        jsonl(0, train_file=str(file), scorer="first_letter")
+    assert str(error.value).startswith(f"task.train_file: {file}:1: task.scorer: it raised TypeError: 'int' object is not subscriptable")
+    assert "test_scorers.py:" in str(error.value)
+
+
 def test_an_answer_that_the_scorer_cannot_judge_by_is_found_before_training(tmp_path):
     for scorer, answer, message in (
         ("numeric", "none", "task.scorer cannot judge by the answer 'none'"),

@@ -1,6 +1,7 @@
 """The loop: counting, validating, saving, stopping, and batches that have nothing to train."""
 
 import asyncio
+import itertools
 import math
 import os
 import pickle
@@ -280,6 +281,24 @@ def test_a_prompt_that_is_too_long_ends_its_episode_with_a_reason(fit):
     run = fit("rllm.trainer.total_batches=1", train=tasks)
     assert run.rows[0]["batch/termination_reason/max_prompt_length_exceeded"] == 0.5
     assert run.rows[0]["groups/num_groups"] == 1
+
+
+def test_a_batch_of_prompts_that_are_all_too_long_names_the_key(fit, caplog):
+    fit("rllm.trainer.total_batches=1", "data.max_prompt_length=3")
+    assert "max_prompt_length_exceeded; raise data.max_prompt_length, which is 3" in caplog.text
+
+
+@pytest.mark.parametrize(("num_batches", "num_warnings"), [(4, 0), (7, 1)])
+def test_a_run_without_any_advantage_is_told_so_once(fit, caplog, num_batches, num_warnings):
+    fit(f"rllm.trainer.total_batches={num_batches}", reward=lambda task, response: 0.0)
+    assert caplog.text.count("step 5: all advantages of the last 5 batches were 0") == caplog.text.count("all advantages") == num_warnings
+
+
+def test_batches_with_advantages_in_between_are_no_reason_to_warn(fit, caplog):
+    """Eight answers a batch: those of every third batch differ."""
+    answered = itertools.count()
+    fit("rllm.trainer.total_batches=7", reward=lambda task, response: float((number := next(answered)) // 8 % 3 == 2 and number % 2))
+    assert "all advantages" not in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------------- numbers that must hold

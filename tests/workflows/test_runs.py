@@ -133,9 +133,11 @@ def test_the_example_of_an_environment_runs(run, guessing):
     assert episodes[0]["trajectories"][0]["steps"][0]["info"]["state_key"] == "(None, None)"
 
 
-def test_the_example_of_a_workflow_runs(run, guessing):
+@pytest.mark.parametrize("source", ["numbers", "reasoning_gym"])  # their rewards are a number, and a `RewardOutput`
+def test_the_example_of_a_workflow_runs(run, guessing, source):
     roles = "rllm.algorithm.estimator_map={drafter: rloo, reviser: [grpo, ppo]}"
-    rows, episodes = run(guessing, "plugins=[my_workflows]", "rllm.workflow.name=draft_and_revise", roles)
+    preset = [guessing] if source == "numbers" else ["default", "task.train_size=4", "task.val_size=1", "data.max_prompt_length=256"]
+    rows, episodes = run(*preset, "plugins=[my_workflows]", "rllm.workflow.name=draft_and_revise", roles)
     assert [t["name"] for t in episodes[0]["trajectories"]] == ["drafter", "reviser"]
     assert {"reward/reviser/mean", "advantage/drafter/std"} <= set(rows[0])
 
