@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def _say_what_next(runner: Runner, folder: Path) -> None:
-    if any(trial.run_directory() for trial in runner.trials):
+    if runner.sweep.varied_keys and any(trial.run_directory() for trial in runner.trials):
         print(f"compare: python experiments/compare.py {folder}")
     if any(runner.folder.glob("trials/*/*/*/wandb/offline-run-*")):
         print(f"upload:  wandb sync {folder}/trials/*/*/*/wandb/offline-run-*")

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from experiments import compare as command
@@ -31,9 +32,9 @@ def test_it_runs_as_a_command_and_says_the_most_important_first(tmp_path):
     assert lines[0] == f"{ESTIMATOR}: 3 groups, 9 runs, seeds 0-2 · final val/spell/pass@1"
     assert lines[1].startswith("  - rloo is better than grpo by 0.103 [")
     assert "Student's t" in done.stdout
-    data = json.loads((tmp_path / "project" / "comparison.json").read_text(encoding="utf-8"))  # beside the runs
+    data = json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8"))
     assert [group["label"] for group in data["groups"]] == ["rloo", "opo", "grpo"]
-    assert (tmp_path / "project" / "comparison.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "comparison.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_every_seed_is_shown(tmp_path, capsys):
@@ -68,10 +69,56 @@ def test_a_mistake_exits_with_2_and_one_line(tmp_path, capsys, argv, message):
 
 
 @pytest.mark.parametrize("argv", [[], ["."], ["--by", ESTIMATOR]])
-def test_a_command_line_that_lacks_something_exits_with_2(argv):
+def test_a_command_line_that_lacks_something_exits_with_2(argv, capsys):
     with pytest.raises(SystemExit) as stop:
         command.main(argv)
     assert stop.value.code == 2
+    assert "a config key with --by (not needed for a folder of sweep.py" in capsys.readouterr().err
+
+
+def sweep_folder(folder, parameters):
+    """A folder as sweep.py leaves it: its YAML, and below it the runs."""
+    make_sweep(folder / "trials" / "0001" / "project", ENDS)
+    (folder / "sweep.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": parameters}))
+    return folder
+
+
+@pytest.mark.parametrize("below", ["", "trials/0001"])
+def test_the_runs_of_a_sweep_are_compared_by_the_keys_that_vary(tmp_path, capsys, below):
+    nested = {"training": {"parameters": {"learning_rate": {"value": 0.1}}}}
+    sweep_folder(tmp_path, {ESTIMATOR: {"values": list(ENDS)}, "seed": {"values": [0, 1, 2]}, **nested})
+    assert command.main([str(tmp_path / below)]) == 0
+    assert capsys.readouterr().out.startswith(f"{ESTIMATOR}: 3 groups, 9 runs, seeds 0-2")
+
+
+def test_several_keys_of_a_sweep_and_those_of_several_sweeps_are_all_taken(tmp_path):
+    nested = {"training": {"parameters": {"learning_rate": {"min": 0.1, "max": 0.2}}}}
+    a = sweep_folder(tmp_path / "a", {ESTIMATOR: {"values": list(ENDS)}, **nested})
+    b = sweep_folder(tmp_path / "b", {ESTIMATOR: {"values": list(ENDS)}, "data.seed": {"values": [0, 1]}})
+    assert command.parse([str(a), str(b)]).by == [ESTIMATOR, "training.learning_rate", "data.seed"]
+    assert command.parse([str(a), "--by", "model.name"]).by == ["model.name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("parameters: {seed: {values: [0, 1]}}", "a config key with --by"), ("a: [", "not the YAML of a sweep"), ("[]", "not the YAML")],
+)
+def test_a_sweep_that_varies_nothing_but_the_seed_or_cannot_be_read_says_so(tmp_path, capsys, text, message):
+    (sweep_folder(tmp_path, {}) / "sweep.yaml").write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(tmp_path)])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("named", "home"),
+    [(["."], "."), (["project"], "project"), (["project/grpo-0"], "project"), (["project/grpo-0", "project/rloo-0"], "project")],
+)
+def test_the_files_are_written_into_the_one_folder_that_is_named_unless_it_is_a_run(tmp_path, named, home):
+    make_sweep(tmp_path / "project", ENDS)
+    assert command.main([*(str(tmp_path / name) for name in named), "--by", ESTIMATOR]) == 0
+    assert [path.parent for path in tmp_path.rglob("comparison.html")] == [tmp_path / home]
 
 
 # --------------------------------------------------------------------------------------------------------------------- page

@@ -38,6 +38,13 @@ def test_a_grid_runs_every_point_once_and_knows_the_best(write_sweep, run_sweep)
     table = [line.split() for line in output[output.index("maximize score") :].splitlines()]
     assert table[2][:2] == ["0002", "0.4"]  # the best comes first: .4 at step 2 gives .8
     assert "0.8" in table[2]
+    assert "compare: python experiments/compare.py" in output
+
+
+def test_runs_that_differ_in_the_seed_alone_are_not_to_be_compared(write_sweep, run_sweep):
+    code, output, _ = run_sweep(write_sweep({"seed": {"values": [0, 1]}, "steps": {"value": 1}}))
+    assert code == 0
+    assert "compare:" not in output
 
 
 def test_a_restart_repeats_nothing(write_sweep, run_sweep, tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,11 @@ class Sweep:
         """The parameters that differ between trials: `("training.learning_rate",)`, or `("training", "learning_rate")` if nested."""
         return [path for path, parameter in _parameters(self.content["parameters"]) if "value" not in parameter]
 
+    @property
+    def varied_keys(self) -> list[str]:
+        """`varied` as dotted keys, the seed left out."""
+        return [key for path in self.varied if (key := ".".join(path)) != "seed"]
+
     def command_line(self, values: Values, json_file: Path) -> list[str]:
         """The words that W&B's agent would run for these values; `json_file` is where `${args_json_file}` finds them."""
         # the agent's own code, so that a trial here and a trial there cannot differ
@@ -96,6 +102,26 @@ def read_sweep(path: str | Path) -> Sweep:
     if problems := list(_problems(content)):
         raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
     return Sweep(path, content)
+
+
+def swept_keys(folders: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The keys that the sweeps of some folders vary, the seed left out; none where a folder is not a sweep's and lies within none.
+
+    Raises:
+        ValueError: the YAML of a sweep cannot be read.
+    """
+    keys: dict[str, None] = {}
+    for folder in folders:
+        path = Path(folder).expanduser().resolve()
+        home = next((place for place in (path, *path.parents) if (place / "sweep.yaml").is_file() and (place / "trials").is_dir()), None)
+        if home is None:
+            return []
+        try:
+            content = yaml.safe_load((home / "sweep.yaml").read_text(encoding="utf-8"))
+            keys |= dict.fromkeys(Sweep(path, content).varied_keys)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError) as error:
+            raise ValueError(f"{home / 'sweep.yaml'}: not the YAML of a sweep ({' '.join(str(error).split())})") from error
+    return list(keys)
 
 
 def _problems(content: dict[str, Any]) -> Iterator[str]:
