@@ -209,6 +209,23 @@ def test_a_further_key_that_differs_is_named_and_said_in_the_conclusion(tmp_path
     assert found.conclusions[0].endswith("But they also differ in training.learning_rate: the difference may be due to it.")
 
 
+def test_an_empty_mapping_against_one_with_keys_is_told_by_the_keys_and_what_trains_comes_first(tmp_path):
+    make_sweep(tmp_path, {"grpo": APART["grpo"]}, data__train_batch_size=2)
+    make_sweep(tmp_path, {"rloo": APART["rloo"]}, data__train_batch_size=4, rllm__algorithm__estimator_kwargs={"margin": 0.1})
+    found = compared(tmp_path)
+    assert found.caveats[0] == (
+        f"the configs differ in more than {ESTIMATOR}: rllm.algorithm.estimator_kwargs.margin (rloo: 0.1; grpo: (not set)); "
+        "data.train_batch_size (rloo: 4; grpo: 2)"
+    )
+    assert "also differ in rllm.algorithm.estimator_kwargs.margin, data.train_batch_size:" in found.conclusions[0]
+
+
+def test_an_empty_mapping_against_null_is_told(tmp_path):
+    make_sweep(tmp_path, {"grpo": APART["grpo"]}, rllm__algorithm__estimator_kwargs=None)
+    make_sweep(tmp_path, {"rloo": APART["rloo"]})
+    assert "rllm.algorithm.estimator_kwargs (rloo: {}; grpo: null)" in caveats(tmp_path)[0]
+
+
 def test_a_key_that_differs_within_every_group_alike_is_no_confound(tmp_path):
     for lr in (0.1, 0.2):
         make_sweep(tmp_path / str(lr), APART, training__learning_rate=lr)

@@ -34,6 +34,7 @@ HARMLESS = (
 )
 # keys, and sections, that shape what a run answers before its first update
 BEFORE_TRAINING = ("data", "lightning", "model", "rllm.rollout.n_val", "rllm.workflow", "rollout_engine", "sampling", "task", "warm_start")
+WEIGHTY = ("rllm.algorithm", "training")  # sections whose keys are told first
 LOSS = "the loss"
 QUESTIONS = "the validation questions"
 
@@ -203,9 +204,15 @@ CAVEATS: tuple[Callable[[Comparison], Iterator[str]], ...] = (
 
 
 def differing_keys(runs: Sequence[Run], by: Sequence[str]) -> list[str]:
-    """The keys in which runs differ, beside the compared ones and those that cannot matter."""
-    keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if len(_values(runs, key)) > 1]
-    return [key for key in keys if not any(_is_below(key, other) for other in (*by, *HARMLESS))]
+    """The keys in which runs differ, beside the compared ones and those that cannot matter; those of `WEIGHTY` first.
+
+    Where a mapping is empty in some runs and has keys in others, those keys say it.
+    """
+    known = list(dict.fromkeys(key for run in runs for key in run.settings))
+    mappings = {".".join(parts[:end]) for parts in (key.split(".") for key in known) for end in range(1, len(parts))}
+    keys = [key for key in known if len(_values(runs, key)) > 1 and not (key in mappings and _values(runs, key) == {"{}", NOT_SET})]
+    keys = [key for key in keys if not any(_is_below(key, other) for other in (*by, *HARMLESS))]
+    return sorted(keys, key=lambda key: not any(_is_below(key, section) for section in WEIGHTY))
 
 
 def confounds(comparison: Comparison, pair: PairResult) -> list[str]:
