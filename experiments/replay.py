@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
             gradient_steps=options.gradient_steps,
             train=options.train,
         )
+        if not replay.estimators:
+            raise ValueError(f"no estimator is left: {'; '.join(f'{label}: {reason}' for label, reason in replay.failures.items())}")
         write(replay, options.out or replay.path, console)
     except (ValueError, OSError) as error:
         say(" ".join(str(error).split()))

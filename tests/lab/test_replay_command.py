@@ -71,6 +71,16 @@ def test_a_mistake_exits_with_2_and_one_line(tmp_path, capsys, argv, message):
     assert len(err.splitlines()) == 1
 
 
+def test_where_every_estimator_is_left_out_the_reasons_are_told_and_nothing_is_written(tmp_path, capsys):
+    run = make_log(tmp_path, [MIXED])
+    assert command.main([str(run), "--estimators", "gigpo,remax", "--out", str(tmp_path / "out")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert re.search(r"no estimator is left: gigpo: step 1: .+; remax: step 1: ", captured.err)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("argv", [[], ["RUN"], ["RUN", "--estimators", "grpo", "task.name=x"]])
 def test_a_command_line_that_lacks_something_exits_with_2(argv):
     with pytest.raises(SystemExit) as stop:
@@ -103,6 +113,13 @@ def test_what_comes_from_episodes_is_text_in_the_terminal(evil, capsys):
     assert "</script>[red]:train:" in out  # no emoji, no colour
     assert "\x1b" not in out
     assert "\u202e" not in out
+
+
+def test_the_column_of_what_is_weighed_most_differently_names_its_unit(tmp_path, capsys):
+    replay = replay_run(make_log(tmp_path, [MIXED]), ["rloo", "maxrl"])
+    print_replay(replay, Console(width=400))
+    assert "apart, in units of their sizes" in capsys.readouterr().out
+    assert "apart, in units of their sizes" in replay_page(replay)
 
 
 def test_the_page_is_the_same_when_made_again(tmp_path):

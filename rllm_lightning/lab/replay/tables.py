@@ -92,7 +92,7 @@ def _gradient_tables(replay: Replay, report: GradientReport) -> list[TextTable]:
 
 def extremes_table(pair: PairResult, show: Callable[[str], str]) -> TextTable:
     """The trajectories that a pair weighs most differently; `show` makes a long text fit."""
-    head = ["step", "task", "rollout", "role", "reward", pair.a, pair.b, "apart", "asked", "answered"]
+    head = ["step", "task", "rollout", "role", "reward", pair.a, pair.b, "apart, in units of their sizes", "asked", "answered"]
     rows = [_extreme_row(extreme, show) for extreme in pair.extremes.largest()]
     return TextTable(f"Weighed most differently by {pair.a} and {pair.b}", head, rows)
 
