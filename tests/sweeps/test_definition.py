@@ -5,6 +5,7 @@ import yaml
 
 from rllm_lightning.lab.sweep import definition, engine
 from rllm_lightning.lab.sweep.definition import Metric, read_sweep
+from tests.sweeps.helpers import ROOT
 
 GOOD = {"method": "grid", "parameters": {"seed": {"values": [0, 1]}}, "command": ["python", "run.py", "${args}"]}
 
@@ -134,6 +135,48 @@ def test_the_best_of_a_metric_goes_by_its_goal(goal, best):
 def test_what_varies_is_known_nested_parameters_included(write):
     parameters = {"a.b": {"values": [1, 2]}, "c": {"value": 3}, "d": {"parameters": {"e": {"values": [4]}, "f": {"value": 5}}}}
     assert read_sweep(write(GOOD | {"parameters": parameters})).varied == [("a.b",), ("d", "e")]
+
+
+# ------------------------------------------------------------------------------------------------------- keys of run.py's config
+
+RUN = ["python", str(ROOT / "experiments" / "run.py"), "mini"]
+LR = {"training.learning_rat": {"min": 0.1, "max": 0.2}}
+
+
+@pytest.mark.parametrize("form", ["${args}", "${args_no_hyphens}", "${args_json}", "${args_json_file}"])
+@pytest.mark.parametrize("parameters", [LR, {"training": {"parameters": {"learning_rat": {"value": 0.1}}}}])
+def test_a_parameter_that_is_no_key_is_named_with_the_close_one(write, form, parameters):
+    path = write({"method": "random", "parameters": parameters | GOOD["parameters"], "command": [*RUN, form]})
+    with pytest.raises(ValueError) as error:
+        read_sweep(path)
+    assert str(error.value) == f"{path}: parameters.training.learning_rat: unknown key; did you mean training.learning_rate?"
+
+
+def test_an_unknown_section_and_a_key_of_the_command_are_named_too(write):
+    parameters = {"rllm.rolout.n": {"values": [2, 4]}}
+    path = write({"method": "grid", "parameters": parameters, "command": [*RUN, "data.train_batch_siz=2", "${args}"]})
+    with pytest.raises(ValueError) as error:
+        read_sweep(path)
+    assert {line.removeprefix(f"{path}: ").partition(";")[0] for line in str(error.value).splitlines()} == {
+        "parameters.rllm.rolout: unknown key",
+        "data.train_batch_siz: unknown key",
+    }
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"training.learning_rate": {"values": [-1, 0.1]}},  # the first trial fails, the second does not
+        {"rllm.algorithm.adv_estimator": {"value": "unheard_of"}, "rllm.algorithm.estimator_kwargs.margin": {"values": [0, 1]}},
+        {"task.name": {"value": "unheard_of"}, "task.size": {"values": [1, 2]}, "plugins": {"value": ["no_such_module"]}},
+    ],
+)
+def test_what_is_wrong_with_values_is_left_to_the_trials(write, parameters):
+    read_sweep(write({"method": "grid", "parameters": parameters, "command": [*RUN, "${args}"]}))
+
+
+def test_keys_of_another_program_are_not_looked_at(write):
+    assert read_sweep(write(GOOD | {"parameters": LR, "method": "random"})).varied_keys == ["training.learning_rat"]
 
 
 def test_macros_are_whole_words():

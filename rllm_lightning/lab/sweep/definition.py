@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
+from rllm_lightning.config import ConfigError, load_config
 from rllm_lightning.lab.sweep import engine
 from rllm_lightning.values import FLOAT
 
@@ -101,7 +102,10 @@ def read_sweep(path: str | Path) -> Sweep:
         raise ValueError(f"{path}: expected a mapping with method and parameters, got {content!r}")
     if problems := list(_problems(content)):
         raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
-    return Sweep(path, content)
+    sweep = Sweep(path, content)
+    if problems := list(_unknown_keys(sweep)):
+        raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
+    return sweep
 
 
 def swept_keys(folders: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -158,6 +162,30 @@ def _problems_of_command(content: dict[str, Any]) -> Iterator[str]:
             yield f"command: in {word!r} the macro is not a word of its own, so W&B leaves it as it is"
     if not any(macro in ARGUMENTS for macro in macros):
         yield "command: passes no values on; add ${args_no_hyphens}"
+
+
+def _unknown_keys(sweep: Sweep) -> Iterator[str]:
+    """Keys of the first trial that no config has, where the command is `experiments/run.py`: they would fail all trials.
+
+    Nothing else that is wrong with that trial counts: another one's values may be right.
+    """
+    values = engine.next_values(sweep, [])
+    if values is None:
+        return
+    file = Path("values.json")  # not written yet
+    line = [json.dumps(values) if word == str(file) else word for word in sweep.command_line(values, file)]
+    script = next((word for word in line if Path(word).parts[-2:] == ("experiments", "run.py")), None)
+    if script is None or not Path(script).is_file():
+        return
+    words = [*line[line.index(script) + 1 :], "rllm.algorithm.loss_fn=null"]  # to name one imports torch
+    try:
+        load_config(words, Path(script).parent / "configs", default="default")
+    except ConfigError as error:
+        keys = [".".join(path) for path, _ in _parameters(sweep.content["parameters"])]
+        for problem in error.problems:
+            key, _, what = problem.partition(": ")
+            if what.startswith("unknown key"):
+                yield f"parameters.{problem}" if any(f"{known}.".startswith(f"{key}.") for known in keys) else problem
 
 
 ARGUMENTS = (
