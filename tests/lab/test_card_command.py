@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rllm_lightning.registry import ESTIMATORS
+
 ROOT = Path(__file__).parents[2]
 QUICK = ["--batches", "64"]
 
@@ -80,9 +82,20 @@ def snippet_of_the_docs():
     return re.search(r"```python\n(.*?)```", (ROOT / "docs" / "card.md").read_text(encoding="utf-8"), re.DOTALL).group(1)
 
 
+def test_every_command_of_the_docs_names_estimators_that_they_or_the_library_define():
+    """And the module of the docs is another than the README's, which readers have saved in the same folder."""
+    text, saved = (ROOT / "docs" / "card.md").read_text(encoding="utf-8"), re.compile(r"`(my_\w+)\.py`")
+    (module,) = saved.findall(text)
+    assert module not in saved.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert set(re.findall(r"plugins=\[(\w+)\]", text)) == {module}
+    defined = {*ESTIMATORS, *re.findall(r'register_rllm_adv_estimator\("(\w+)"', text)}
+    for line in re.findall(r"experiments/card\.py ([\w ]+)", text):
+        assert set(line.split()) - {"plugins", "k"} <= defined
+
+
 def run_with_plugin(tmp_path, source):
-    (tmp_path / "my_estimators.py").write_text(source, encoding="utf-8")
-    command = [sys.executable, str(ROOT / "experiments" / "card.py"), "odds", "plugins=[my_estimators]", "--json"]
+    (tmp_path / "my_odds.py").write_text(source, encoding="utf-8")
+    command = [sys.executable, str(ROOT / "experiments" / "card.py"), "odds", "plugins=[my_odds]", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)[0]
