@@ -5,11 +5,12 @@ Every function returns one line for each problem.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rllm_lightning.registry import ENGINES, ESTIMATORS, LOSSES, TASKS, TRACKERS, WORKFLOWS, Registry
-from rllm_lightning.schema import hints_of, show
+from rllm_lightning.schema import emptying, hints_of, show
 from rllm_lightning.values import Mismatch, coerce
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def _type_keywords(key: str, given: dict[str, Any], registry: Registry[Any], nam
     for keyword, value in given.items():
         if keyword not in declared:
             known = ", ".join(sorted(declared)) or "none"
-            problems.append(f"{key}.{keyword}: no keyword of {registry.kind} {', '.join(names)}; keywords there: {known}")
+            rest = "" if difflib.get_close_matches(keyword, declared, n=1) else emptying(key)
+            problems.append(f"{key}.{keyword}: no keyword of {registry.kind} {', '.join(names)}; keywords there: {known}{rest}")
             continue
         try:
             given[keyword] = coerce(value, declared[keyword])

@@ -165,7 +165,7 @@ def resolve(tree: dict[str, Any], root: type, problems: list[str]) -> dict[str, 
         del _parent_of(path, tree)[path[-1]]
     known = map_text(tree, str)
     schema.merge(known, map_text(schema.to_plain_tree(schema.build(root, tree, [])), _escape))
-    whole = OmegaConf.create(known, flags={"allow_objects": True})
+    whole = OmegaConf.create(map_text(known, str), flags={"allow_objects": True})
     valid = []
     for path, value in references:
         with _reported(path, value, problems):

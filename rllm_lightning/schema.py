@@ -26,6 +26,14 @@ from rllm_lightning.registry import Registry
 from rllm_lightning.values import MAX_DEPTH, TOO_DEEP, Mismatch, Quoted, coerce, describe, is_mapping_text, is_null, parse_structure
 
 
+class Emptied(dict[str, Any]):
+    """A mapping that was given as null or `{}`, and what later keys put there: it replaces the mapping it is merged into."""
+
+
+class EmptiedText(str):
+    """The same as text, which its key may also want as text."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One key of a section: its type, and a maker of its default (None where a value is required)."""
@@ -116,8 +124,8 @@ def kind_at(kind: Any, path: list[str]) -> Any:
 
 
 def unfold(data: Mapping[Any, Any], kind: Any, problems: list[str], path: str = "") -> dict[str, Any]:
-    """Plain data as a tree of sections: dotted keys (`optim.lr: 1`) and text (`optim: "{lr: 1}"`) become nested mappings, a
-    section that holds nothing becomes an empty one."""
+    """Plain data as a tree of sections: dotted keys (`optim.lr: 1`) and text (`optim: "{lr: 1}"`) become nested mappings, and
+    sections that hold nothing are left out."""
     tree: dict[str, Any] = {}
     for key, value in data.items():
         parts = str(key).split(".")
@@ -131,6 +139,8 @@ def unfold(data: Mapping[Any, Any], kind: Any, problems: list[str], path: str = 
         if is_section(inner):
             value = {} if is_null(value) else parse_structure(value) if is_mapping_text(value) else value
             value = unfold(value, inner, problems, f"{path}{key}.") if isinstance(value, Mapping) else value
+            if value == {}:
+                continue
         for part in reversed(parts):
             value = {part: value}
         merge(tree, value)
@@ -138,24 +148,35 @@ def unfold(data: Mapping[Any, Any], kind: Any, problems: list[str], path: str = 
 
 
 def merge(base: dict[str, Any], update: Mapping[Any, Any], kind: Any = None) -> None:
-    """Merge `update` into `base`, mapping by mapping. Below the section `kind`, a new `name` in an open section drops the keys
-    that belonged to the old one."""
+    """Merge `update` into `base`, mapping by mapping; an empty mapping, which no section is (`unfold`), empties the one below it.
+    Below the section `kind`, a new `name` in an open section drops the keys that belonged to the old one."""
     for key, value in update.items():
         old = base.get(key)
         inner = kind_at(kind, [key])
-        if is_mapping_text(value) and (is_mapping(inner) or (isinstance(old, dict) and not isinstance(value, Quoted))):
-            value = parse_structure(value)
+        if is_mapping(inner) or (isinstance(old, dict) and not isinstance(value, Quoted)):
+            value = _parse_mapping(value)
+        written = Emptied() if key in base and is_null(old) else None if isinstance(old, Quoted) else _parse_mapping(old)
         if not isinstance(value, Mapping):
-            base[key] = value
+            adds = isinstance(written, Emptied) and not isinstance(value, Quoted) and isinstance(_parse_mapping(value), dict)
+            base[key] = EmptiedText(value) if adds else value
             continue
-        if not isinstance(old, dict):
-            written = parse_structure(str(old)) if is_mapping_text(old) and not isinstance(old, Quoted) else None
+        if not value or isinstance(value, Emptied):
+            old = base[key] = Emptied()
+        elif not isinstance(old, dict):
             old = base[key] = written if isinstance(written, dict) else {}
         elif open_registry(inner) is not None:
             name = old.get("name", default_of(inner, "name"))
             if value.get("name", name) != name:
                 old.clear()
         merge(old, value, inner)
+
+
+def _parse_mapping(value: Any) -> Any:
+    """The mapping that text writes; anything else as it is."""
+    if not is_mapping_text(value):
+        return value
+    found = parse_structure(value)
+    return Emptied(found) if found == {} or (isinstance(value, EmptiedText) and isinstance(found, dict)) else found
 
 
 def to_plain_tree(section: Any) -> Any:
@@ -241,9 +262,17 @@ def show(value: Any) -> str:
 
 def no_such_argument(path: str, owner: str, known: Sequence[str]) -> str:
     """What to say of a keyword, the last part of `path`, that a function or class does not take."""
-    near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
+    mapping, _, key = path.rpartition(".")
+    near = difflib.get_close_matches(key, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ";"
-    return f"{path}: {owner} has no such argument{hint} it has: {', '.join(known) or 'none'}"
+    rest = "" if near else emptying(mapping)
+    return f"{path}: {owner} has no such argument{hint} it has: {', '.join(known) or 'none'}{rest}"
+
+
+def emptying(mapping: str) -> str:
+    """The end of a message about a key that a preset may have put into the mapping at this dotted key."""
+    in_list = any(part.isdigit() for part in mapping.split("."))  # nothing in a list can be given by itself
+    return "" if in_list else f"; if a preset sets it: {mapping}=null before your own keys empties the mapping"
 
 
 def typed_keywords(entry: Callable[..., Any], given: Mapping[str, Any], path: str, owner: str) -> dict[str, Any]:

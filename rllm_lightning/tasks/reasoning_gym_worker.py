@@ -21,6 +21,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from rllm_lightning.schema import emptying
 from rllm_lightning.tasks.worker import Worker, WorkerError
 from rllm_lightning.values import Mismatch, coerce
 
@@ -151,7 +152,8 @@ def _typed_fields(cls: type, given: Any, path: str, owner: str, ours: Sequence[s
         if name in ours:
             raise ValueError(f"{path}.{name}: the {name} is not yours to set here; use data.seed, task.train_size and task.val_size")
         if name not in names:
-            raise ValueError(f"{path}.{name}: {owner} has no parameter {_unknown(name, names)}")
+            rest = "" if difflib.get_close_matches(name, names, n=1) else emptying(path)
+            raise ValueError(f"{path}.{name}: {owner} has no parameter {_unknown(name, names)}{rest}")
         typed[name] = _typed(value, hints[name], f"{path}.{name}")
     return typed
 

@@ -194,6 +194,13 @@ def test_a_misspelt_keyword_of_an_estimator_or_a_loss_is_an_error_at_start(probl
     ]
 
 
+def test_a_keyword_unlike_all_others_may_be_a_presets(problems_of):
+    assert problems_of("rllm.algorithm.estimator_kwargs.k=2") == [
+        "rllm.algorithm.estimator_kwargs.k: no keyword of advantage estimator grpo; keywords there: epsilon, scale; "
+        "if a preset sets it: rllm.algorithm.estimator_kwargs=null before your own keys empties the mapping"
+    ]
+
+
 def test_keywords_are_typed_as_they_are_declared(problems_of):
     assert problems_of("rllm.algorithm.estimator_kwargs.epsilon=small") == [
         "rllm.algorithm.estimator_kwargs.epsilon: expected a number, got 'small'"

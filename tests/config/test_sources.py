@@ -213,6 +213,39 @@ def test_an_unknown_preset_comes_with_the_known_ones(preset, problems_of):
     assert "cannot be read" in problems_of(str(folder / "none.yaml"))[0]
 
 
+@pytest.mark.parametrize(
+    ("argv", "more"),
+    [
+        (["task.more=null", "task.more.c=3"], {"c": 3}),
+        (["task.more={}", "task.more.c=3"], {"c": 3}),
+        (["task.more=null", "task.more={c: 3}", "task.more.d=4"], {"c": 3, "d": 4}),
+        (["task.more.c=3", "task.more={}", "task.more.d=4"], {"d": 4}),
+        (['{"task": {"more": {}}}', "--task.more.c", "3"], {"c": 3}),
+        (["task={more: {}}", "task.more.c=${seed}"], {"c": 0}),
+        (["task.more.b=null", "task.more.b.d=4"], {"a": 1, "b": {"d": 4}}),
+        (["task.more={}"], {}),
+        (["task.more.c=3", "task.more=null"], None),
+        (["task.more.c=3", "task=null"], {"a": 1, "b": {"x": 2}, "c": 3}),  # a section is never emptied
+        (["task.more={c: 3}"], {"a": 1, "b": {"x": 2}, "c": 3}),
+    ],
+)
+def test_null_and_braces_empty_a_mapping_of_the_preset_before_later_keys(argv, more, preset, typed):
+    folder = preset("base", "task.more: {a: 1, b: {x: 2}}")
+    assert typed("base", *argv, presets=folder).task.args["more"] == more
+
+
+def test_a_later_preset_empties_a_mapping_too(preset, typed):
+    preset("base", "task.more: {a: 1}")
+    folder = preset("other", "task: {more: {}, size: 3}")
+    assert typed("base", "other", "task.more.b=2", presets=folder).task.args["more"] == {"b": 2}
+
+
+def test_text_in_braces_stays_text_after_null(typed):
+    config = typed("wandb.notes=null", "wandb.notes={x}", "task.tag={}", "task.tag={question: 1}")
+    assert (config.wandb.notes, config.task.args["tag"]) == ("{x}", "{question: 1}")
+    assert type(config.wandb.notes) is str
+
+
 # ------------------------------------------------------------------------------------------ references and required values
 
 

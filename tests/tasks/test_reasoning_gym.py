@@ -171,6 +171,10 @@ def test_data_sets_with_parameters_of_every_kind():
             {"params": {"max_word_length": 3}},
             r"task\.params\.max_word_length: data set .* has no parameter .*; did you mean max_word_len\?",
         ),
+        (
+            {"dataset": "chain_sum", "params": {"min_word_len": 3}},
+            r"task\.params\.min_word_len: data set 'chain_sum' has no parameter .*; if a preset sets it: task\.params=null before",
+        ),
         ({"params": {"max_word_len": "three"}}, r"task\.params\.max_word_len: expected a whole number, got 'three'"),
         ({"params": {"seed": 3}}, r"task\.params\.seed: the seed is not yours to set here; use data\.seed"),
         ({"params": {"min_word_len": 9, "max_word_len": 3}}, r"task\.params: 'spell_backward' does not take them: AssertionError"),
