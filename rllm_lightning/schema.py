@@ -298,11 +298,12 @@ def typed_keywords(entry: Callable[..., Any], given: Mapping[str, Any], path: st
 
 
 def _unknown_key(key: str, path: str, leaves: Mapping[str, Leaf], root: type, name: Any) -> str:
-    """The message for a key that is not there, with the nearest one: here, anywhere, or of the same last part."""
+    """The message for a key that is not there, with the nearest one: here, also by its initials, anywhere, or of the same last part."""
     full = f"{path}{key}"
-    elsewhere = [other for other in all_keys(root) if not (path and other.startswith(path))]
+    elsewhere = [other for other in all_keys(root) if not (path and (other.startswith(path) or path.startswith(f"{other}.")))]
     by_last_part = {other.rpartition(".")[2]: other for other in elsewhere}
-    if near := difflib.get_close_matches(key, list(leaves), n=1):
+    short = [leaf for leaf in leaves if "".join(word[:1] for word in leaf.split("_")) == key]  # lr: learning_rate
+    if near := difflib.get_close_matches(key, list(leaves), n=1) or short[:1]:
         hint = f"did you mean {path}{near[0]}?"
     elif near := difflib.get_close_matches(full, elsewhere, n=1, cutoff=0.7):
         hint = f"did you mean {near[0]}?"

@@ -18,6 +18,14 @@ def test_a_misspelt_key_suggests_the_right_one(problems_of):
         Config.from_config({"rllm": {"algorithm": {"adv_estimatr": "rloo"}}})
 
 
+def test_a_key_is_looked_for_in_its_own_section(problems_of):
+    assert problems_of("training.lr=1e-3") == ["training.lr: unknown key; did you mean training.learning_rate?"]
+    (problem,) = problems_of("training.x=1")
+    assert problem.startswith("training.x: unknown key; keys here: beta1, beta2, eps, learning_rate, ")
+    (problem,) = problems_of("rllm.rollout.nn_train=1")
+    assert problem == "rllm.rollout.nn_train: unknown key; keys here: n, n_val"
+
+
 def test_an_unknown_estimator_comes_with_the_registered_ones(problems_of):
     """B49: adv_estimator=grpoo became "other"."""
     assert problems_of("rllm.algorithm.adv_estimator=grpoo") == [
