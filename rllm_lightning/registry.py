@@ -125,8 +125,10 @@ def load_plugins(modules: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            missing = "" if error.name == name else f" (it needs {error.name!r})"
-            raise ValueError(f"plugins: no module {name!r} on the Python path{missing}; it is searched from {here}") from error
+            if f"{name}.".startswith(f"{error.name}."):  # itself, or a package that it would lie in
+                raise ValueError(f"plugins: no module {name!r} on the Python path; it is searched from {here}") from error
+            reason = f"needs the module {error.name!r}, which is not installed" if error.name else f"cannot be imported: {error}"
+            raise ValueError(f"plugins: {name!r} {reason}") from error
         except (Exception, SystemExit) as error:
             raise ValueError(f"plugins: importing {name!r} failed: {type(error).__name__}: {error}") from error
 

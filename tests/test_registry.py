@@ -137,8 +137,12 @@ def test_a_missing_plugin_is_named_with_the_place_it_is_searched_from(plugin, tm
 
 
 def test_a_plugin_that_needs_a_missing_module_says_which(plugin):
-    with pytest.raises(ValueError, match=r"plugins: no module 'half' on the Python path \(it needs 'nowhere'\)"):
+    with pytest.raises(ValueError, match=r"^plugins: 'half' needs the module 'nowhere', which is not installed$"):
         load_plugins([plugin("half", "import nowhere")])
+    with pytest.raises(ValueError, match=r"^plugins: 'unnamed' cannot be imported: install it first$"):
+        load_plugins([plugin("unnamed", "raise ModuleNotFoundError('install it first')")])
+    with pytest.raises(ValueError, match=r"^plugins: no module 'nowhere\.below' on the Python path; it is searched from "):
+        load_plugins(["nowhere.below"])
 
 
 @pytest.mark.parametrize(
