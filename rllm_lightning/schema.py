@@ -193,12 +193,13 @@ def to_plain_tree(section: Any) -> Any:
     return section
 
 
-def differences(left: Any, right: Any, path: str = "") -> list[str]:
-    """The dotted keys at which two plain trees (`to_plain_tree`) differ."""
+def differences(left: Any, right: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """The dotted keys at which two plain trees (`to_plain_tree`) differ, with both values."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         keys = dict.fromkeys([*left, *right])
-        return [found for key in keys for found in differences(left.get(key), right.get(key), f"{path}.{key}" if path else str(key))]
-    return [] if left == right else [path]
+        below = (differences(left.get(key), right.get(key), f"{path}.{key}" if path else str(key)) for key in keys)
+        return {key: values for found in below for key, values in found.items()}
+    return {} if left == right else {path: (left, right)}
 
 
 # ------------------------------------------------------------------------------------------------------------------ build

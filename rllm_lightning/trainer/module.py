@@ -51,7 +51,7 @@ from rllm_lightning.trainer.interruption import Interrupted, StopSignal
 from rllm_lightning.trainer.precision import AUTO, MIXED, choose_precision
 from rllm_lightning.trainer.protocol import BackendProtocol, TrainerState
 from rllm_lightning.trainer.ranks import Ranks, merge
-from rllm_lightning.trainer.resume import changed_keys, plain
+from rllm_lightning.trainer.resume import forbidden_changes, plain
 from rllm_lightning.trainer.sharded import ShardedPolicy, ShardedStrategy
 from rllm_lightning.trainer.watch import RankWatch
 from rllm_lightning.types import Episode, TerminationReason
@@ -165,8 +165,8 @@ class UnifiedLightningModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved, state = checkpoint[CHECKPOINT_KEY], self.trainer_state
-        if keys := changed_keys(saved["config"], self.config):
-            raise ConfigError([f"{key}: differs from the run whose checkpoint is resumed; leave it as it was" for key in keys])
+        if problems := forbidden_changes(saved["config"], self.config):
+            raise ConfigError([f"{problem}; leave it as it was" for problem in problems])
         state.global_step, state.epoch = saved["global_step"], saved["epoch"]
         state.weight_version, state.extra_info = saved["weight_version"], saved["extra_info"]
         state.rs_state.load_state_dict(saved["rejection_sampling"])

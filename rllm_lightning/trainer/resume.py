@@ -78,13 +78,12 @@ def _find(config: Config) -> Path | None:
     else:
         found = path if is_complete(path) else None
     if found is None:
-        raise ConfigError(
-            [f"rllm.trainer.resume: no whole checkpoint at {resume!r}; give a .ckpt file or a run directory with checkpoints/last.ckpt"]
-        )
-    if (run_directory := run_directory_of(found)) is not None and (keys := _differences(config, run_directory)):
-        raise ConfigError(
-            [f"{key}: differs from the run that is resumed, {run_directory}; leave it as it was, or start a run of its own" for key in keys]
-        )
+        what = "is no whole checkpoint" if path.is_file() else "does not exist"
+        if path.is_dir():
+            what = "has no whole checkpoint" if (path / "config.yaml").is_file() or folder.is_dir() else "is a folder, but no run directory"
+        raise ConfigError([f"rllm.trainer.resume: {resume!r} {what}; give a .ckpt file or a run directory with checkpoints/last.ckpt"])
+    if (run := run_directory_of(found)) is not None and (problems := _differences(config, run)):
+        raise ConfigError([f"{problem} ({run.path}); leave it as it was, or start a run of its own" for problem in problems])
     return found
 
 
@@ -137,14 +136,17 @@ def plain(config: Config) -> dict[str, Any]:
     return scrub(schema.to_plain_tree(config))
 
 
-def changed_keys(former: dict[str, Any], config: Config) -> list[str]:
-    """The keys that differ from a former config (`plain`) and may not."""
-    keys = schema.differences(former, plain(config))
-    return [key for key in keys if not any(key == free or key.startswith(f"{free}.") for free in FREE)]
+def forbidden_changes(former: dict[str, Any], config: Config) -> list[str]:
+    """What differs from a former config (`plain`) and may not: the key with both values."""
+    return [
+        f"{key}: is {schema.show(now)}, but was {schema.show(then)} in the run that is resumed"
+        for key, (then, now) in schema.differences(former, plain(config)).items()
+        if not any(key == free or key.startswith(f"{free}.") for free in FREE)
+    ]
 
 
 def _differences(config: Config, run: RunDirectory) -> list[str]:
-    return changed_keys(plain(Config.from_config(load_config([], default=str(run.config_yaml)))), config)
+    return forbidden_changes(plain(Config.from_config(load_config([], default=str(run.config_yaml)))), config)
 
 
 def _runs_like(config: Config) -> list[RunDirectory]:

@@ -563,7 +563,7 @@ def test_a_hostile_checkpoint_is_refused_and_runs_nothing(make_trainer, tmp_path
         pickle.dump(_Touch(target), file)
     zipped = tmp_path / "zipped.ckpt"
     torch.save({"state_dict": {}, "x": _Touch(target)}, zipped)
-    with pytest.raises(ConfigError, match="no whole checkpoint"):
+    with pytest.raises(ConfigError, match="is no whole checkpoint"):
         make_trainer("rllm.trainer.total_batches=1", f"rllm.trainer.resume={hostile}")
     with pytest.raises(ConfigError, match=r"rllm\.trainer\.resume: .* cannot be read as plain data"):
         make_trainer("rllm.trainer.total_batches=1", f"rllm.trainer.resume={zipped}")

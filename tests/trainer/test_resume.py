@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rllm_lightning.algorithms.metrics import validation_score
-from rllm_lightning.config import ConfigError, load_config
+from rllm_lightning.config import Config, ConfigError, load_config
 from rllm_lightning.trainer.checkpoints import random_state, restore_random_state
 from rllm_lightning.trainer.interruption import Interrupted
-from rllm_lightning.trainer.resume import is_complete
+from rllm_lightning.trainer.resume import checkpoint_to_resume, is_complete
 from tests.trainer.conftest import make_tasks
 
 
@@ -55,10 +55,27 @@ def test_keys_that_differ_are_named(fit, make_trainer):
     changes = ["training.learning_rate=0.5", "rllm.algorithm.adv_estimator=rloo", "rllm.trainer.total_batches=3", "wandb.tags=[x]"]
     with pytest.raises(ConfigError) as caught:
         make_trainer(*changes, f"rllm.trainer.resume={run.directory.path}")
-    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
-        "rllm.algorithm.adv_estimator",
-        "training.learning_rate",
+    end = f"in the run that is resumed ({run.directory.path}); leave it as it was, or start a run of its own"
+    former = load_config([], default=str(run.directory.config_yaml))
+    assert caught.value.problems == [
+        f"rllm.algorithm.adv_estimator: is 'rloo', but was {former.rllm.algorithm.adv_estimator!r} {end}",
+        f"training.learning_rate: is 0.5, but was {former.training.learning_rate} {end}",
     ]
+
+
+def test_what_is_no_checkpoint_is_told_from_what_is_not_there(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1")
+    (tmp_path / "notes.txt").write_text("x")
+    for name, what in {
+        "docs": "is a folder, but no run directory",
+        "run": "has no whole checkpoint",
+        "notes.txt": "is no whole checkpoint",
+        "none": "does not exist",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"^rllm\.trainer\.resume: '.*/{name}' {what}; give a \.ckpt file or a run directory"):
+            checkpoint_to_resume(Config.from_config({"rllm.trainer.resume": str(tmp_path / name)}))
 
 
 def test_a_checkpoint_that_was_taken_elsewhere_still_knows_its_config(fit, make_trainer, tmp_path):
