@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm_lightning.algorithms.estimator import RLLM_ADV_ESTIMATOR_REGISTRY, Estimator
+from rllm_lightning.algorithms.estimator import RLLM_ADV_ESTIMATOR_REGISTRY, Estimator, needs_values
 from rllm_lightning.algorithms.needs import as_float, gather
 from rllm_lightning.algorithms.ragged import Array
 from rllm_lightning.config import AlgorithmConfig
@@ -60,7 +60,7 @@ def run_estimator(
         **{key: value for key, value in config.estimator_kwargs.items() if key in estimator.kwargs},
     }
     if lacking := [key for key in estimator.required if key not in keywords]:
-        raise ValueError(f"estimator {name!r}: set rllm.algorithm.estimator_kwargs.{lacking[0]}")
+        raise ValueError(f"estimator {name!r} {needs_values(lacking)}")
     where = f"estimator {name!r}, role {role!r}"
     try:
         result = estimator(rewards, **estimator.accepted(keywords))

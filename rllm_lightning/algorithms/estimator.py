@@ -17,8 +17,10 @@ and choose it with `rllm.algorithm.adv_estimator=x`. Functions written for rLLM,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from rllm_lightning.algorithms.needs import NEEDS
@@ -74,6 +76,23 @@ class Estimator:
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return dict(offered)
         return {name: value for name, value in offered.items() if name in parameters}
+
+
+def needs_values(lacking: Sequence[str]) -> str:
+    """What to say of own keywords without a default that were not given: where they are set, and what need not be."""
+    given = ", ".join(sorted({"rewards", *CONTEXT, *NEEDS}))
+    return f"needs a value for {', '.join(lacking)}: set rllm.algorithm.estimator_kwargs.{lacking[0]} (the library supplies: {given})"
+
+
+def place_of(error: BaseException | None, function: Callable[..., Any]) -> str:
+    """` (file.py:12)`: the innermost line in the file of an estimator that led to an error; empty for the library's own estimators."""
+    target = inspect.unwrap(function)
+    file = getattr(getattr(target, "__code__", None), "co_filename", "")
+    while error is not None and not str(getattr(target, "__module__", "")).startswith("rllm_lightning."):
+        if lines := [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
+            return f" ({Path(file).name}:{lines[-1]})"
+        error = error.__cause__  # ours came of the estimator's
+    return ""
 
 
 def register_rllm_adv_estimator(

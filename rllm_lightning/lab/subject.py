@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm_lightning.algorithms.estimator import Estimator
+from rllm_lightning.algorithms.estimator import Estimator, needs_values
 from rllm_lightning.algorithms.needs import gather
 from rllm_lightning.config import AlgorithmConfig
 from rllm_lightning.lab.oracle import Group
@@ -56,7 +56,7 @@ class Subject:
         if unknown := sorted(set(kwargs) - set(self.entry.kwargs)):
             raise ValueError(f"{name}: no keyword {', '.join(map(repr, unknown))}; it has: {', '.join(self.entry.kwargs) or 'none'}")
         if lacking := sorted(set(self.entry.required) - set(kwargs)):
-            raise ValueError(f"{name}: needs a value for {', '.join(lacking)}; give {lacking[0]}=...")
+            raise ValueError(f"{name}: {needs_values(lacking)}")
         self.config = AlgorithmConfig(estimator=name, estimator_kwargs=kwargs, norm_adv_by_std_in_grpo=norm_by_std)
         self.stepwise = self.entry.per == "step" or bool({"step_rewards", "state_keys"} & set(self.entry.needs))
         self._accepted: set[str] = set()

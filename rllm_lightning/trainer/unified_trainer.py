@@ -24,11 +24,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
 from rllm_lightning.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
+from rllm_lightning.algorithms.estimator import place_of
 from rllm_lightning.algorithms.needs import FROM_WORKFLOW
 from rllm_lightning.algorithms.transform import GroupingHook, group_by_task_and_name
 from rllm_lightning.config import AlgorithmConfig, Config, ConfigError, as_dict_config
+from rllm_lightning.config_sections import LightningConfig
 from rllm_lightning.registry import ESTIMATORS
-from rllm_lightning.schema import to_plain_tree
+from rllm_lightning.schema import differences, to_plain_tree
 from rllm_lightning.tracking.report import write_report
 from rllm_lightning.tracking.run_directory import RunDirectory, WriteError, atomic_write, config_text
 from rllm_lightning.tracking.secrets import remember_secrets
@@ -363,7 +365,8 @@ def _try_estimators(config: Config, workflow_class: type[Workflow]) -> None:
         except Exception as error:  # an estimator may be the user's own
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             key = f"rllm.algorithm.estimator_map.{role}" if role else "rllm.algorithm.adv_estimator"
-            raise ConfigError([f"{key}: {name!r} fails on groups of {size}: {' '.join(reason.split())}"]) from error
+            place = place_of(error, ESTIMATORS.get(name).function)
+            raise ConfigError([f"{key}: {name!r} fails on groups of {size}: {' '.join(reason.split())}{place}"]) from error
 
 
 def _made_up_group(group_id: str, rewards: list[float]) -> TrajectoryGroup:
@@ -433,8 +436,10 @@ def _lightning_trainer(config: Config) -> L.Trainer:
             inference_mode=False,
         )
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError([f"lightning.devices, .accelerator, .strategy or .precision: Lightning refuses {settings}: {reason}"]) from error
+        given = differences(to_plain_tree(LightningConfig()), to_plain_tree(settings))
+        keys = ", ".join(f"lightning.{key}={value}" for key, (_, value) in given.items()) or "lightning"
+        choices = "" if settings.accelerator in ("auto", "cpu") else " (lightning.accelerator=auto or cpu works on every machine)"
+        raise ConfigError([f"{keys}: Lightning refuses it here: {' '.join(str(error).split())}{choices}"]) from error
     if trainer.world_size > 1:
         if not isinstance(trainer.strategy, DDPStrategy | ShardedStrategy):
             raise ConfigError([f"lightning.strategy: {settings.strategy!r} is not supported with several processes; use ddp or fsdp2"])

@@ -166,7 +166,7 @@ def test_a_required_keyword_that_is_missing_is_named(make, register):
     def powered(rewards, power):
         return rewards, rewards
 
-    with pytest.raises(ValueError, match=r"'powered'.*estimator_kwargs\.power"):
+    with pytest.raises(ValueError, match=r"'powered' needs a value for power: set rllm\.algorithm\.estimator_kwargs\.power \(.*state_keys"):
         collect([make.group([1, 0])], estimator="powered")
 
 

@@ -1,17 +1,21 @@
 """The loop: counting, validating, saving, stopping, and batches that have nothing to train."""
 
 import asyncio
+import importlib
 import itertools
 import math
 import os
 import pickle
 import signal
+import sys
 import threading
 
 import pytest
 import torch
 
+from rllm_lightning.algorithms.estimator import register_rllm_adv_estimator
 from rllm_lightning.config import ConfigError
+from rllm_lightning.registry import ESTIMATORS
 from rllm_lightning.tracking.episode_logger import read_episodes, read_token_texts
 from rllm_lightning.trainer.backend import LightningBackend
 from rllm_lightning.trainer.interruption import Interrupted
@@ -743,6 +747,31 @@ def test_a_users_grouping_is_used(fit):
 def test_other_strategies_that_shard_the_model_are_refused(make_trainer, strategy):
     with pytest.raises(ConfigError, match=r"lightning\.strategy: .* use fsdp2 to shard the model, else ddp"):
         make_trainer(f"lightning.strategy={strategy}", "lightning.accelerator=cpu", "lightning.devices=2")
+
+
+def test_what_lightning_refuses_is_named_by_the_keys_that_were_given(make_trainer):
+    with pytest.raises(ConfigError) as caught:
+        make_trainer("lightning.accelerator=abacus").fit()
+    (problem,) = caught.value.problems
+    assert problem.startswith("lightning.accelerator=abacus: Lightning refuses it here: ")
+    assert problem.endswith("(lightning.accelerator=auto or cpu works on every machine)")
+    with pytest.raises(
+        ConfigError, match=r"^lightning\.accelerator=cpu, lightning\.devices=-5: Lightning refuses .* should be an int > 0\.$"
+    ):
+        make_trainer("lightning.accelerator=cpu", "lightning.devices=-5").fit()
+
+
+@pytest.mark.parametrize(("body", "reason"), [("return undefined", "NameError: .*"), ("raise ValueError('too few')", ".*: too few")])
+def test_an_estimator_that_raises_at_the_start_is_told_with_its_line(make_trainer, monkeypatch, tmp_path, body, reason):
+    source = f"def helper(rewards):\n    {body}\n\n\ndef raising(rewards):\n    return helper(rewards)\n"
+    (tmp_path / "my_estimators.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_estimators", raising=False)
+    monkeypatch.setattr(ESTIMATORS, "_entries", dict(ESTIMATORS.items()))
+    register_rllm_adv_estimator("raising")(importlib.import_module("my_estimators").raising)
+    end = rf"'raising' fails on groups of 4: {reason} \(my_estimators\.py:2\)$"
+    with pytest.raises(ConfigError, match=rf"^rllm\.algorithm\.adv_estimator: {end}"):
+        make_trainer("rllm.algorithm.adv_estimator=raising")
 
 
 @pytest.mark.parametrize("num_minibatches", [1, 2])
