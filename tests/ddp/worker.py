@@ -108,8 +108,11 @@ class Uneven(HFEngine):
 
     ENDS = (3, 60)
 
-    def _make_decoder(self, model):
-        return EndsAt(super()._make_decoder(model), sorted(self._stop_ids), self.ENDS[RANK])
+    def _the_sampler(self):
+        sampler = super()._the_sampler()
+        if not isinstance(sampler.batch._decoder, EndsAt):
+            sampler.batch._decoder = EndsAt(sampler.batch._decoder, sorted(self._stop_ids), self.ENDS[RANK])
+        return sampler
 
 
 class EndsAt:
