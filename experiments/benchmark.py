@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 RUN_SCRIPT = Path(__file__).parent / "run.py"
 PEER_SCRIPT = Path(__file__).parent / "peers" / "trl_grpo.py"
 MODELS = ("smollm2", "builtin:tiny")
-DTYPES = ("fp32", "bf16")
 REPEATS = {"advantage": 5, "rollout": 5, "train": 3, "step": 1, "ddp": 1, "harness": 3}
 PIPED_WIDTH = 200  # characters, where the output is not a terminal
 
@@ -64,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, help=f"measured rounds, with step and ddp: runs with other seeds (default: {REPEATS})")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--peer", type=Path, metavar="PYTHON", help="with step: the interpreter to run TRL with")
-    parser.add_argument("--dtype", choices=DTYPES, help="with step: only in this one (default: both)")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), help="with step: only in this one (default: both)")
     sizes = parser.add_argument_group("sizes, where others than the usual ones are wanted")
     sizes.add_argument("--trajectories", type=int, default=1_000_000, help="with advantage, in groups of 8 (default: %(default)s)")
     sizes.add_argument("--episodes", type=int, default=10_000, help="with harness, in groups of 8 (default: %(default)s)")
@@ -100,7 +99,7 @@ def measure(options: argparse.Namespace) -> list[Report]:
 
 def _of_model(name: str, options: argparse.Namespace, repeats: int) -> list[Report]:
     from rllm_lightning.lab.speed import ddp, rollout, step, train
-    from rllm_lightning.lab.speed.workload import load
+    from rllm_lightning.lab.speed.workload import DTYPES, load
     from rllm_lightning.trainer.precision import has_bf16_instructions
 
     counts = _counts(name, options)

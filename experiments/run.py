@@ -70,7 +70,7 @@ def _let_runs_share_cores() -> None:
     """Have threads that wait give up their core soon, unless the user has said how they wait. OpenMP reads it when torch is imported.
 
     By default they spin for milliseconds. That gains little where a run is alone; where two have the same cores, each waits for
-    the other's threads, and the warm start of the default job took 15 times as long.
+    the other's threads, and the warm start of the default job took more than 15 times as long.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "10000"  # tens of microseconds

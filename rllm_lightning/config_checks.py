@@ -5,7 +5,6 @@ Every function returns one line for each problem.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +67,8 @@ def _type_keywords(key: str, given: dict[str, Any], registry: Registry[Any], nam
     for keyword, value in given.items():
         if keyword not in declared:
             known = ", ".join(sorted(declared)) or "none"
-            rest = "" if difflib.get_close_matches(keyword, declared, n=1) else emptying(key)
-            problems.append(f"{key}.{keyword}: no keyword of {registry.kind} {', '.join(names)}; keywords there: {known}{rest}")
+            found = f"no keyword of {registry.kind} {', '.join(names)}; keywords there: {known}"
+            problems.append(f"{key}.{keyword}: {found}{emptying(key, keyword, declared)}")
             continue
         try:
             given[keyword] = coerce(value, declared[keyword])

@@ -16,7 +16,7 @@ import dataclasses
 import difflib
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from enum import Enum
 from functools import cache, partial
@@ -266,14 +266,15 @@ def no_such_argument(path: str, owner: str, known: Sequence[str]) -> str:
     mapping, _, key = path.rpartition(".")
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ";"
-    rest = "" if near else emptying(mapping)
-    return f"{path}: {owner} has no such argument{hint} it has: {', '.join(known) or 'none'}{rest}"
+    return f"{path}: {owner} has no such argument{hint} it has: {', '.join(known) or 'none'}{emptying(mapping, key, known)}"
 
 
-def emptying(mapping: str) -> str:
-    """The end of a message about a key that a preset may have put into the mapping at this dotted key."""
-    in_list = any(part.isdigit() for part in mapping.split("."))  # nothing in a list can be given by itself
-    return "" if in_list else f"; if a preset sets it: {mapping}=null before your own keys empties the mapping"
+def emptying(mapping: str, key: str, known: Iterable[str]) -> str:
+    """The end of a message about a key that the mapping at this dotted key cannot have: a preset may have put it there. Empty where the
+    key looks like a misspelt one, and in a list, nothing in which can be given by itself."""
+    if difflib.get_close_matches(key, known, n=1) or any(part.isdigit() for part in mapping.split(".")):
+        return ""
+    return f"; if a preset sets it: {mapping}=null before your own keys empties the mapping"
 
 
 def typed_keywords(entry: Callable[..., Any], given: Mapping[str, Any], path: str, owner: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, ClassVar
 from rllm_lightning.registry import register_scorer
 from rllm_lightning.tasks.scoring import Extract, extract_answer
 from rllm_lightning.types import RewardOutput
-from rllm_lightning.workflows.reward import RewardFunction, checked
+from rllm_lightning.workflows.reward import RewardFunction, checked, raised
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class PythonReward:
         return checked(value, self._name(task))
 
     def _failure(self, task: dict[str, Any], error: Exception) -> ValueError:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return ValueError(f"{self._name(task)} raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
+        return ValueError(f"{self._name(task)} {raised(error)}")
 
     def _name(self, task: dict[str, Any]) -> str:
         return f"task {task.get('id')!r}: the scorer {self.path}"

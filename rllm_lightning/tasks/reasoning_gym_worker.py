@@ -152,8 +152,7 @@ def _typed_fields(cls: type, given: Any, path: str, owner: str, ours: Sequence[s
         if name in ours:
             raise ValueError(f"{path}.{name}: the {name} is not yours to set here; use data.seed, task.train_size and task.val_size")
         if name not in names:
-            rest = "" if difflib.get_close_matches(name, names, n=1) else emptying(path)
-            raise ValueError(f"{path}.{name}: {owner} has no parameter {_unknown(name, names)}{rest}")
+            raise ValueError(f"{path}.{name}: {owner} has no parameter {_unknown(name, names)}{emptying(path, name, names)}")
         typed[name] = _typed(value, hints[name], f"{path}.{name}")
     return typed
 

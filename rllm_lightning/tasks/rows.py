@@ -15,7 +15,6 @@ import logging
 import math
 import random
 import re
-import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from rllm_lightning.tasks.scorers import make_reward
 from rllm_lightning.tasks.scoring import Extract, answer_text, present_answer
 from rllm_lightning.tasks.task import TaskSet
-from rllm_lightning.workflows.reward import RewardFunction
+from rllm_lightning.workflows.reward import RewardFunction, raised
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +201,7 @@ def _check_solution(data: dict[str, Any], reward: RewardFunction) -> None:
         try:
             reward(data, data["solution"])
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise ValueError(f"task.scorer: it raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})") from error
+            raise ValueError(f"task.scorer: it {raised(error)}") from error
 
 
 def _without_what_json_cannot_hold(rows: list[_Row], file: RowFile) -> list[_Row]:

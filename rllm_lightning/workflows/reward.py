@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import traceback
 from collections.abc import Awaitable, Callable
 from numbers import Real
 from typing import Any
@@ -31,6 +32,12 @@ async def score(reward_function: RewardFunction, task: dict[str, Any], response:
     if inspect.isawaitable(result):
         result = await result
     return checked(result, f"task {task.get('id')!r}: the reward function")
+
+
+def raised(error: Exception) -> str:
+    """What a reward function raised, and where: `raised KeyError: 'x' (file.py:12)`."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
 
 
 def checked(result: Any, source: str) -> RewardOutput:

@@ -19,7 +19,7 @@ import os
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ import torch
 from rllm_lightning.config import Config, load_config
 from rllm_lightning.lab.speed.machine import peak_memory
 from rllm_lightning.lab.speed.report import DTYPE, SECONDS, VARIANT, Column, Report, Row
-from rllm_lightning.lab.speed.workload import Counts, load
+from rllm_lightning.lab.speed.workload import DTYPES, Counts, load
 from rllm_lightning.registry import TASKS
 
 PLAIN = ["rollout_engine.fast=false", "training.tree=false"]
@@ -79,7 +79,7 @@ def measure(
     repeats: int = 1,
     peer: Path | None = None,
     peer_script: Path | None = None,
-    dtypes: Sequence[str] = ("fp32", "bf16"),
+    dtypes: Iterable[str] = DTYPES,
 ) -> list[Report]:
     """Each variant trains `num_steps` steps from the same weights, `repeats` times with other seeds, all variants in turns.
 
@@ -104,7 +104,7 @@ def measure(
     return [Report(f"A GRPO step of {name}", words, COLUMNS, [_row(key, of, baselines) for key, of in runs.items()], notes)]
 
 
-def _in(dtypes: Sequence[str], variants: dict[tuple[str, str], list[str]]) -> list[tuple[tuple[str, str], list[str]]]:
+def _in(dtypes: Iterable[str], variants: dict[tuple[str, str], list[str]]) -> list[tuple[tuple[str, str], list[str]]]:
     return [(key, flags) for key, flags in variants.items() if key[1] in dtypes]
 
 
