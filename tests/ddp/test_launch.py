@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.ddp.conftest import ROOT, free_port, rank_environment
+from tests.processes import children_of, command_of, is_alive
 from tests.quick import QUICK
 
 TWO = [
@@ -62,10 +62,9 @@ def rows_of(tmp_path):
         return list(csv.DictReader(file))
 
 
-def children_of(pid):
+def ranks_of(pid):
     """The further ranks of a run, without the processes that score answers."""
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [child for child in children if b"experiments/run.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children_of(pid) if b"experiments/run.py" in command_of(child)]
 
 
 def wait_for(condition, process, timeout=90):
@@ -142,7 +141,7 @@ def test_ranks_with_different_command_lines_are_refused(start, tmp_path):
 def assert_all_end(process, pids, limit=LIMIT_S):
     start = time.monotonic()
     _, err = process.communicate(timeout=limit)
-    while any(Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3] for pid in pids):
+    while any(map(is_alive, pids)):
         assert time.monotonic() - start < limit, "a process outlives the run"
         time.sleep(0.1)
     return err
@@ -154,7 +153,7 @@ def test_a_killed_rank_ends_the_other(start, tmp_path, rank):
     """As the kernel's out-of-memory killer does it: nothing is said by the one that dies."""
     process = start("rllm.trainer.total_batches=100000")
     wait_for_rows(tmp_path, process)
-    (child,) = children_of(process.pid)
+    (child,) = ranks_of(process.pid)
     os.kill([process.pid, child][rank], signal.SIGKILL)
     err = assert_all_end(process, [child])
     assert process.returncode == (-signal.SIGKILL if rank == 0 else 1)
@@ -177,7 +176,7 @@ def test_a_killed_rank_ends_the_other(start, tmp_path, rank):
 def test_a_signal_to_any_rank_stops_all_at_the_last_finished_step(start, tmp_path, rank, signum):
     process = start("rllm.trainer.total_batches=100000")
     wait_for_rows(tmp_path, process)
-    (child,) = children_of(process.pid)
+    (child,) = ranks_of(process.pid)
     begun = time.monotonic()
     os.kill([process.pid, child][rank], signum)
     err = assert_all_end(process, [child])
@@ -235,8 +234,8 @@ def test_a_rank_that_fails_ends_all_and_is_heard_once(start, tmp_path, how, rank
         f"rllm.workflow.workflow_args={{how: {how}, rank: {rank}}}",
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
-    wait_for(lambda: children_of(process.pid), process)
-    (child,) = children_of(process.pid)
+    wait_for(lambda: ranks_of(process.pid), process)
+    (child,) = ranks_of(process.pid)
     wait_for(lambda: run_directories(tmp_path), process)
     err = assert_all_end(process, [child], limit=90)
     assert process.returncode in (1, 7), err

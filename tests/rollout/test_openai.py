@@ -229,9 +229,9 @@ def test_faults_that_pass_are_tried_again(ask_server, fault):
 
 def test_a_server_that_hangs_is_given_up_after_all_tries(ask_server):
     answer = script(asyncio.Event().wait)
-    (error,) = ask_server(answer, timeout=0.05, max_retries=2)
+    (error,) = ask_server(answer, timeout=0.5, max_retries=2)  # long enough to connect on a busy machine
     assert isinstance(error, ServerError)
-    assert "no answer within 0.05 seconds (rollout_engine.timeout)" in str(error)
+    assert "no answer within 0.5 seconds (rollout_engine.timeout)" in str(error)
     assert len(answer.asked) == 3
 
 

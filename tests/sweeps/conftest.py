@@ -14,7 +14,8 @@ import yaml
 from experiments import sweep as sweep_script
 from rllm_lightning.lab.sweep import runner
 from rllm_lightning.lab.sweep.trial import load_trials
-from tests.sweeps.helpers import FAKE_RUN, ROOT, is_alive
+from tests.processes import is_alive
+from tests.sweeps.helpers import FAKE_RUN, ROOT
 from tests.sweeps.wandb_server import PROJECT, WandbServer
 
 

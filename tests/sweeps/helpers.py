@@ -1,4 +1,4 @@
-"""Quick trials, waiting, and looking at processes."""
+"""Quick trials, waiting, and what the stand-in for a run noted."""
 
 import json
 import time
@@ -24,14 +24,6 @@ def wait_until(condition, timeout=60.0):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.1)
     return found
-
-
-def is_alive(pid):
-    """Whether a process runs; one that has ended and waits for its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def starts_of(folder):

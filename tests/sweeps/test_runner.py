@@ -13,7 +13,8 @@ import yaml
 from rllm_lightning.lab.sweep import launch
 from rllm_lightning.lab.sweep.launch import Machine, state_after
 from rllm_lightning.lab.sweep.trial import load_trials
-from tests.sweeps.helpers import is_alive, starts_of, wait_until
+from tests.processes import is_alive
+from tests.sweeps.helpers import starts_of, wait_until
 
 LEVELS = {"level": {"values": [0.1, 0.4, 0.3, 0.2]}, "steps": {"value": 2}}
 
@@ -185,7 +186,7 @@ def test_an_interrupted_sweep_leaves_no_process_and_goes_on(write_sweep, start_s
     process = start_sweep(path, "--jobs", "2")
     wait_until(lambda: running_since_step(out, 3, 2))
     process.send_signal(signum)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output
     assert "the same command goes on" in output
     notes = starts_of(out)
@@ -208,7 +209,7 @@ def test_a_killed_runner_takes_its_trials_with_it(write_sweep, start_sweep, run_
     wait_until(lambda: running_since_step(out, 3, 2))
     process.kill()
     pids = [note["pid"] for trial in starts_of(out).values() for note in trial]
-    wait_until(lambda: not any(map(is_alive, pids)), timeout=10)
+    wait_until(lambda: not any(map(is_alive, pids)))
     assert states_of(load_trials(out / "trials")) == ["running"] * 2  # nobody was there to write
     assert run_sweep(path, "--jobs", "3")[0] == 0
     trials = load_trials(out / "trials")
@@ -241,7 +242,7 @@ def test_the_children_of_a_trial_end_with_it(write_sweep, run_sweep, tmp_path):
     code, _, _ = run_sweep(write_sweep({"level": {"values": [0.1]}, "behave": {"value": "parent"}}))
     (child,) = [int(path.read_text()) for path in (tmp_path / "out").glob("trials/*/child")]
     assert code == 0
-    wait_until(lambda: not is_alive(child), timeout=10)
+    wait_until(lambda: not is_alive(child))
 
 
 def test_one_folder_has_one_runner_and_one_sweep(write_sweep, start_sweep, run_sweep, tmp_path):
@@ -251,7 +252,7 @@ def test_one_folder_has_one_runner_and_one_sweep(write_sweep, start_sweep, run_s
     code, output, _ = run_sweep(path)
     assert (code, f"another runner (process {first.pid}) is at work here" in output) == (2, True)
     first.terminate()
-    first.wait(timeout=30)
+    first.wait(timeout=60)
     other = write_sweep({"level": {"values": [0.5]}}, name="other")
     code, output, _ = run_sweep(other)
     assert (code, "holds trials of another version" in output) == (2, True)
