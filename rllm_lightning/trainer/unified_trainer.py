@@ -426,6 +426,7 @@ def _lightning_trainer(config: Config) -> L.Trainer:
             strategy=ShardedStrategy() if sharded else settings.strategy,
             precision=FULL if settings.precision == AUTO else settings.precision,  # type: ignore[arg-type]
             plugins=plugins,
+            default_root_dir=config.run_root,  # under SLURM Lightning resumes from an hpc_ckpt_* there: none of the working directory
             logger=False,
             max_epochs=-1,  # the module stops after its own number of batches
             use_distributed_sampler=False,

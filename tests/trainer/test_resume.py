@@ -39,6 +39,15 @@ def test_auto_passes_over_a_run_that_has_saved_nothing(fit):
     assert fit("rllm.trainer.total_batches=2", "rllm.trainer.resume=auto").directory == first.directory
 
 
+def test_under_slurm_nothing_is_picked_up_that_was_not_named(fit, tmp_path, monkeypatch):
+    """Lightning takes an `hpc_ckpt_*` of its root folder before all else, which is the working directory unless told."""
+    (tmp_path / "hpc_ckpt_1.ckpt").write_bytes(b"no checkpoint")
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"JOB_ID": 1, "JOB_NAME": "train", "NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "NODELIST": "here"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    assert fit("rllm.trainer.total_batches=1").column("step") == [1]
+
+
 @pytest.mark.parametrize("way", ["auto", "directory"])
 def test_a_finished_run_says_so_and_is_left_alone(fit, make_trainer, caplog, way):
     run = fit("rllm.trainer.total_batches=2")
