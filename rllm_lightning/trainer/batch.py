@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rllm_lightning.types import Step, TrajectoryGroup
 
@@ -134,6 +135,15 @@ class MicroBatch:
     def padded(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         """Numbers of each row's response tokens as [B, T], 0 in padding."""
         return pad(values, self.mask_BT.shape[1], dtype).to(self.mask_BT.device)
+
+    def gather(self, outputs_SLD: Tensor) -> Tensor:
+        """The model's outputs [N, D] where a response token is predicted; gradients pass.
+
+        In a tree the first tokens of all responses are predicted in one place. There the gradients add up in one order: behind an
+        index they would on a CPU in that in which the threads come by, and two runs would differ in their last digits.
+        """
+        places_N = self.sequences_N * outputs_SLD.shape[1] + self.columns_N
+        return functional.embedding(places_N, outputs_SLD.flatten(0, 1))
 
     def spread(self, values_N: Tensor) -> Tensor:
         """One number for each response token as [B, T], 0 in padding; gradients pass."""

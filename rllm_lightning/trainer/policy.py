@@ -103,13 +103,12 @@ class Policy(nn.Module):
             "position_ids": micro.position_ids,
             "use_cache": False,
         }
-        at = (micro.sequences_N, micro.columns_N)
         if not self.plain_head:
-            logits_NV = self.model(**inputs).logits[at]
+            logits_NV = micro.gather(self.model(**inputs).logits)
             logprobs_N, entropies_N = logprobs_from_logits(logits_NV, micro.targets_N, self.temperature)
             return Scores(micro.spread(logprobs_N), micro.spread(entropies_N))
         body = self._compiled_body or self._causal_lm.base_model
-        hidden_ND = body(**inputs).last_hidden_state[at]
+        hidden_ND = micro.gather(body(**inputs).last_hidden_state)
         head = self._causal_lm.get_output_embeddings()
         logprobs_N, entropies_N = token_logprobs(hidden_ND, head.weight, getattr(head, "bias", None), micro.targets_N, self.temperature)
         values_BT = (

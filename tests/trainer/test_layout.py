@@ -107,6 +107,24 @@ def test_the_first_tokens_of_responses_are_all_predicted_by_the_last_prompt_toke
     assert micro.targets_N.tolist() == [3, 4, 5]
 
 
+def test_gradients_that_meet_in_one_place_add_up_in_one_order():
+    """Of a thousand responses' first tokens, by two threads; in any other order the last digits are others."""
+    micro = collate_trees([tree_of(rows_of(*[([1, 2], [token]) for token in range(1024)]))])
+    assert set(micro.columns_N.tolist()) == {1}
+    torch.manual_seed(0)
+    outputs_SLD = torch.randn(*micro.input_ids.shape, 64, requires_grad=True)
+    gathered_ND, slope_ND = micro.gather(outputs_SLD), torch.randn(1024, 64)
+    assert gathered_ND.equal(outputs_SLD[0, 1].expand(1024, -1))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        gradients = [torch.autograd.grad(gathered_ND, outputs_SLD, slope_ND, retain_graph=True)[0] for _ in range(50)]
+    finally:
+        torch.set_num_threads(num_threads)
+    assert all(gradient.equal(gradients[0]) for gradient in gradients)
+    assert torch.allclose(gradients[0][0, 1].double(), slope_ND.double().sum(0), atol=1e-4)
+
+
 prompts = st.lists(st.integers(10, 14), min_size=1, max_size=5)
 responses = st.lists(st.integers(10, 14), min_size=1, max_size=6)
 
