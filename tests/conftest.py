@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from rllm_lightning import registry
 
@@ -55,6 +56,19 @@ def _plugins_of_a_test_end_with_it(tmp_path_factory):
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path_factory.getbasetemp())):
             del sys.modules[name]
+
+
+class PairsInTurn(LoadFileScheduling):
+    """Files go to workers, all of tests/ddp to one: two pairs of processes at once, each waiting for its other half at every step, would
+    spend their time waiting."""
+
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return "tests/ddp" if file.startswith("tests/ddp/") else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return PairsInTurn(config, log)
 
 
 def pytest_unconfigure():
