@@ -67,6 +67,7 @@ class PairsInTurn(LoadFileScheduling):
         return "tests/ddp" if file.startswith("tests/ddp/") else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return PairsInTurn(config, log)
 
