@@ -349,24 +349,38 @@ def _in_running_loop() -> bool:
 
 def _try_estimators(config: Config, workflow_class: type[Workflow]) -> None:
     """Call every estimator of the run once, on two made-up groups that hold all it may need: what raises, or answers with a wrong
-    shape or with NaN, is refused before anything is loaded. Groups are as large as the run's own will be, where that is known."""
+    shape or with NaN, is refused before anything is loaded. Groups are as large as the run's own will be, where that is known; a
+    warning says where they are too small to tell answers apart."""
     algorithm, n = config.rllm.algorithm, config.rllm.rollout.n
     size = n if issubclass(workflow_class, SingleTurnWorkflow) else max(n, 8)
     for role in ["", *algorithm.estimator_map]:
         name = algorithm.estimator_of(role)
-        groups = [
-            _made_up_group(f"task{task}:{role or 'role'}", rewards)
-            for task, rewards in enumerate(([1.0] * size, [1.0, *[0.0] * (size - 1)]))
-        ]
+        key = f"rllm.algorithm.estimator_map.{role}" if role else "rllm.algorithm.adv_estimator"
         try:
-            collect_reward_and_advantage_from_trajectory_groups(
-                groups, replace(algorithm, use_precomputed_advantage=False), estimator_state={}
-            )
+            weighs = _weighs_anything(algorithm, role, size)
         except Exception as error:  # an estimator may be the user's own
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            key = f"rllm.algorithm.estimator_map.{role}" if role else "rllm.algorithm.adv_estimator"
             place = place_of(error, ESTIMATORS.get(name).function)
             raise ConfigError([f"{key}: {name!r} fails on groups of {size}: {' '.join(reason.split())}{place}"]) from error
+        if size == 1 and not weighs and _weighs_anything(algorithm, role, 2):
+            logger.warning(
+                "%s: %r compares the answers to one question, and rllm.rollout.n=1 gives it one: all advantages will be 0, and nothing is "
+                "learnt; set rllm.rollout.n to 2 or more",
+                key,
+                name,
+            )
+
+
+def _weighs_anything(algorithm: AlgorithmConfig, role: str, size: int) -> bool:
+    """Whether a role's estimator gives any advantage but 0 in groups of `size`: a right one, a wrong one, one with both."""
+    groups = [
+        _made_up_group(f"task{task}:{role or 'role'}", rewards)
+        for task, rewards in enumerate(([1.0] * size, [0.0] * size, [1.0, *[0.0] * (size - 1)]))
+    ]
+    metrics = collect_reward_and_advantage_from_trajectory_groups(
+        groups, replace(algorithm, use_precomputed_advantage=False), estimator_state={}
+    )
+    return metrics[f"advantage/{role or 'role'}/fraction_zero"] < 1.0
 
 
 def _made_up_group(group_id: str, rewards: list[float]) -> TrajectoryGroup:

@@ -774,6 +774,17 @@ def test_an_estimator_that_raises_at_the_start_is_told_with_its_line(make_traine
         make_trainer("rllm.algorithm.adv_estimator=raising")
 
 
+@pytest.mark.parametrize(
+    ("n", "name", "is_warned"),
+    [(1, "dr_grpo", True), (1, "maxrl", True), (2, "dr_grpo", False), (1, "reinforce", False), (1, "grpo", False)],
+)
+def test_an_estimator_that_compares_answers_warns_of_groups_of_one(make_trainer, caplog, n, name, is_warned):
+    """`grpo` is none of them: as in rLLM, a lone answer is weighed by its reward."""
+    make_trainer(f"rllm.rollout.n={n}", f"rllm.algorithm.adv_estimator={name}")
+    start = f"rllm.algorithm.adv_estimator: '{name}' compares the answers to one question, and rllm.rollout.n=1 gives it one"
+    assert [message.startswith(start) for message in caplog.messages if "rllm.rollout.n" in message] == [True] * is_warned
+
+
 @pytest.mark.parametrize("num_minibatches", [1, 2])
 def test_logged_episodes_hold_the_trainers_log_probs_before_the_update(fit, num_minibatches):
     """With one minibatch the update's own pass finds them, with two a pass before it; before any update they are the sampler's."""
