@@ -77,7 +77,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias_V, targets_N, normalisers, entropies = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=ctx.dtypes[1]) if need_weight else None
+        grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias_V) if need_bias and bias_V is not None else None
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(normalisers)
@@ -95,10 +95,13 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_CV = logits_CV
             if grad_hidden is not None:
                 grad_hidden[chunk] = grad_CV @ weight
-            if grad_weight is not None:
-                grad_weight += (grad_CV.T @ hidden[chunk]).to(grad_weight.dtype)
+            if need_weight:
+                part = (grad_CV.T @ hidden[chunk]).to(ctx.dtypes[1])
+                grad_weight = part if grad_weight is None else grad_weight.add_(part)
             if grad_bias is not None:
                 grad_bias += grad_CV.sum(0, dtype=grad_bias.dtype)
+        if need_weight and grad_weight is None:  # not a token
+            grad_weight = torch.zeros_like(weight, dtype=ctx.dtypes[1])
         return None if grad_hidden is None else grad_hidden.to(ctx.dtypes[0]), grad_weight, grad_bias, None, None
 
 
