@@ -348,7 +348,7 @@ def _in_running_loop() -> bool:
 
 
 def _try_estimators(config: Config, workflow_class: type[Workflow]) -> None:
-    """Call every estimator of the run once, on two made-up groups that hold all it may need: what raises, or answers with a wrong
+    """Call every estimator of the run once, on three made-up groups that hold all it may need: what raises, or answers with a wrong
     shape or with NaN, is refused before anything is loaded. Groups are as large as the run's own will be, where that is known; a
     warning says where they are too small to tell answers apart."""
     algorithm, n = config.rllm.algorithm, config.rllm.rollout.n
