@@ -13,12 +13,12 @@ def is_alive(pid):
         return False
 
 
-def command_of(pid):
-    """The command line in bytes, empty for a process that has ended."""
+def start_of(pid):
+    """Command line and environment that a process was started with, as bytes; both empty for one that has ended or is another user's."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except GONE:
-        return b""
+        return Path(f"/proc/{pid}/cmdline").read_bytes(), Path(f"/proc/{pid}/environ").read_bytes()
+    except (*GONE, PermissionError):
+        return b"", b""
 
 
 def children_of(pid):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.ddp.conftest import ROOT, free_port, rank_environment
-from tests.processes import children_of, command_of, is_alive
+from tests.processes import children_of, is_alive, start_of
 from tests.quick import QUICK
 
 TWO = [
@@ -63,8 +63,9 @@ def rows_of(tmp_path):
 
 
 def ranks_of(pid):
-    """The further ranks of a run, without the processes that score answers."""
-    return [child for child in children_of(pid) if b"experiments/run.py" in command_of(child)]
+    """The further ranks of a run, without the processes that score answers, and those that are about to become another program."""
+    starts = {child: start_of(child) for child in children_of(pid)}
+    return [child for child, (command, environment) in starts.items() if b"experiments/run.py" in command and b"LOCAL_RANK=" in environment]
 
 
 def wait_for(condition, process, timeout=90):

@@ -14,7 +14,7 @@ import yaml
 from experiments import sweep as sweep_script
 from rllm_lightning.lab.sweep import runner
 from rllm_lightning.lab.sweep.trial import load_trials
-from tests.processes import is_alive
+from tests.processes import is_alive, start_of
 from tests.sweeps.helpers import FAKE_RUN, ROOT
 from tests.sweeps.wandb_server import PROJECT, WandbServer
 
@@ -111,12 +111,9 @@ class Cloud:
 
     def trial_pids(self):
         """The processes whose command line or files belong to this folder, agents aside."""
-        mark, agents, found = str(self.folder).encode(), {process.pid for process in self._agents}, []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                if mark in path.read_bytes() + path.with_name("environ").read_bytes() and is_alive(int(path.parent.name)):
-                    found.append(int(path.parent.name))
-        return sorted(set(found) - agents)
+        mark, agents = str(self.folder).encode(), {process.pid for process in self._agents}
+        pids = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - agents
+        return sorted(pid for pid in pids if mark in b"".join(start_of(pid)) and is_alive(pid))
 
     def close(self):
         for process in self._agents:
