@@ -98,7 +98,7 @@ def stops(count: int) -> list[Case]:
     cases = []
     for index in range(count):
         signum = (signal.SIGTERM, signal.SIGINT)[index % 2]
-        codes = (128 + signum, -signum, 0) if signum == signal.SIGTERM else (130, 0)
+        codes = (128 + signum, -signum, 0)  # the last two where it comes while Python ends
         if index % 3 == 2:
             name = draw.choice(list(PLACES))
             nth = draw.randint(1, PLACES[name][1])

@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -100,6 +101,12 @@ class Place:
         """Make the run root a file system of its own, of a few MB, where this process may."""
         command = ["mount", "-t", "tmpfs", "-o", "size=48m", "none", str(self.runs)]
         return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+
+    def empty(self) -> None:
+        """Forget the run that was here."""
+        self.struck.unlink(missing_ok=True)
+        for path in self.runs.iterdir():
+            shutil.rmtree(path)
 
     def directories(self) -> list[Path]:
         return sorted(path.parent for path in self.runs.glob("*/*/config.yaml"))

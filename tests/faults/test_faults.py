@@ -68,6 +68,19 @@ def resume_argument(case, place):
     return f"rllm.trainer.resume={saved[-1] if saved and case.by_directory else 'auto'}"
 
 
+def first_end(case, forge, place, whole):
+    """How the run ends that the fault befalls. One that is over when its signal comes, since the machine has become faster, is begun
+    again, and signals come earlier from then on."""
+    while True:
+        run = forge.start(place, *case.argv, cold=case.cold)
+        is_struck = case.at is None or run.signal_after(case.at * whole["cpu_s"], case.signum)
+        end = run.end()
+        if end.code != 0 or case.at is None or (is_struck and 0 in case.codes):
+            return end
+        whole["cpu_s"] *= 0.9
+        place.empty()
+
+
 def go_through(case, forge, place, whole):
     """The outcome in words, and the seconds from the fault to the end of the run."""
     place.set_fault(case.plugin)
@@ -78,10 +91,7 @@ def go_through(case, forge, place, whole):
             place.runs.touch()
         else:
             subprocess.run(["mount", "-o", "remount,ro", place.runs], check=True)
-    run = forge.start(place, *case.argv, cold=case.cold)
-    if case.at is not None:
-        run.signal_after(case.at * whole["cpu_s"], case.signum)
-    end = run.end()
+    end = first_end(case, forge, place, whole)
     check_end(case, end, place)
     if case.finishes or end.code == 0:
         gaps = differences(result_of(directory_of(end)), whole["result"]) if case.same else []
