@@ -27,11 +27,11 @@ test: $(READY)
 	.ci/browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# What is too slow for `make test` in one process, such as every data set of reasoning_gym: a few minutes.
+# What is too slow for `make test` in one process, such as every data set of reasoning_gym: a quarter of an hour.
 test-long: $(READY)
 	$(BIN)/python -m pytest tests --ignore tests/ddp --ignore tests/faults -m long $(ARGS)
 
-# Several processes in every combination: some twenty minutes.
+# Several processes in every combination: some ten minutes.
 test-ddp: $(READY)
 	$(BIN)/python -m pytest tests/ddp -m "long or not long" $(ARGS)
 
