@@ -380,7 +380,7 @@ def _weighs_anything(algorithm: AlgorithmConfig, role: str, size: int) -> bool:
     metrics = collect_reward_and_advantage_from_trajectory_groups(
         groups, replace(algorithm, use_precomputed_advantage=False), estimator_state={}
     )
-    return metrics[f"advantage/{role or 'role'}/fraction_zero"] < 1.0
+    return metrics.get(f"advantage/{role or 'role'}/fraction_zero", 1.0) < 1.0  # nothing where it dropped all groups
 
 
 def _made_up_group(group_id: str, rewards: list[float]) -> TrajectoryGroup:
