@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tests.processes import GONE
 from tests.quick import QUICK
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +151,7 @@ class Run:
         """Seconds of CPU time so far: a clock that a busy machine does not drive on."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
+        except GONE:
             return float("inf")
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

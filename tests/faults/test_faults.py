@@ -68,14 +68,14 @@ def resume_argument(case, place):
     return f"rllm.trainer.resume={saved[-1] if saved and case.by_directory else 'auto'}"
 
 
-def first_end(case, forge, place, whole):
-    """How the run ends that the fault befalls. One that is over when its signal comes, since the machine has become faster, is begun
-    again, and signals come earlier from then on."""
+def end_by_signal(case, forge, place, whole):
+    """How the run ends that a signal reaches. One that is over when it comes, since the machine has become faster, is begun again, and
+    signals come earlier from then on."""
     while True:
         run = forge.start(place, *case.argv, cold=case.cold)
-        is_struck = case.at is None or run.signal_after(case.at * whole["cpu_s"], case.signum)
+        is_struck = run.signal_after(case.at * whole["cpu_s"], case.signum)
         end = run.end()
-        if end.code != 0 or case.at is None or (is_struck and 0 in case.codes):
+        if end.code != 0 or (is_struck and 0 in case.codes):
             return end
         whole["cpu_s"] *= 0.9
         place.empty()
@@ -91,7 +91,10 @@ def go_through(case, forge, place, whole):
             place.runs.touch()
         else:
             subprocess.run(["mount", "-o", "remount,ro", place.runs], check=True)
-    end = first_end(case, forge, place, whole)
+    if case.at is None:
+        end = forge.start(place, *case.argv, cold=case.cold).end()
+    else:
+        end = end_by_signal(case, forge, place, whole)
     check_end(case, end, place)
     if case.finishes or end.code == 0:
         gaps = differences(result_of(directory_of(end)), whole["result"]) if case.same else []
