@@ -1,6 +1,7 @@
 """The report in a real browser: filters, shading, keyboard, loading anew, and that nothing a model wrote is ever run."""
 
 import pytest
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -70,7 +71,9 @@ def opened(browser, page, fragment=""):
 
 
 def listed(browser):
-    return [button.text.split("\n")[:2] for button in browser.find_elements(By.CSS_SELECTOR, "#list button")]
+    """Task and line of every group in the list, read in one go: the list may be built anew between two calls."""
+    texts = browser.execute_script("return [...document.querySelectorAll('#list button')].map(button => button.innerText)")
+    return [text.split("\n")[:2] for text in texts]
 
 
 def cards(browser):
@@ -105,7 +108,7 @@ def test_every_filter_leaves_the_groups_that_it_names(browser, page):
     assert browser.find_element(By.ID, "count").text == "3 of 3 groups, 5 trajectories"
     choose(browser, "step", "1")
     browser.find_element(By.CSS_SELECTOR, "#filters button").click()
-    WebDriverWait(browser, 5).until(lambda _: len(listed(browser)) == 3)
+    WebDriverWait(browser, 20).until(lambda _: len(listed(browser)) == 3)
     assert "step" not in browser.current_url
 
 
@@ -173,7 +176,8 @@ def test_a_page_of_a_running_run_loads_itself_anew_and_stays_where_the_reader_is
     EpisodeLogger(run.episodes, texts_of).log([rollout("new", 0)], "train", 3)
     report.write()  # the run has ended: once this is loaded, the page stays
     count = "return document.readyState === 'complete' && document.getElementById('count').textContent"
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script(count) == "1 of 4 groups, 2 trajectories")
+    loading_anew = [WebDriverException]  # a script that the next loading cuts off
+    WebDriverWait(browser, 20, ignored_exceptions=loading_anew).until(lambda b: b.execute_script(count) == "1 of 4 groups, 2 trajectories")
     assert Select(browser.find_element(By.ID, "shade")).first_selected_option.get_attribute("value") == "gap"
     assert browser.find_element(By.CSS_SELECTOR, "[data-name='config.yaml']").get_attribute("open")
 
