@@ -56,9 +56,8 @@ class PlainDecoder:
     """
 
     def __init__(self, model: SamplingModel):
-        self._model = model.causal_lm
-        self._device = model.device
-        parameters = inspect.signature(self._model.forward).parameters
+        self._model, self._device = model, model.device
+        parameters = inspect.signature(model.causal_lm.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed within transformers 5
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._cohorts: list[_Cohort] = []
@@ -68,7 +67,7 @@ class PlainDecoder:
         logits = [self._forward(cohort, [[tokens[row]] for row in cohort.rows]) for cohort in self._cohorts]
         for length in dict.fromkeys(map(len, prompts)):
             places = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
-            cohort = _Cohort([len(tokens) + i for i in places], DynamicCache(config=self._model.config))
+            cohort = _Cohort([len(tokens) + i for i in places], DynamicCache(config=self._model.causal_lm.config))
             logits.append(self._forward(cohort, [prompts[i] for i in places]))
             self._cohorts.append(cohort)
         self._prefill_tokens += sum(map(len, prompts))
@@ -100,5 +99,5 @@ class PlainDecoder:
 
     def _forward(self, cohort: _Cohort, tokens: list[list[int]]) -> Tensor:
         ids_NL = torch.tensor(tokens, device=self._device)
-        output = self._model(input_ids=ids_NL, use_cache=True, **{self._cache_name: cohort.cache}, **self._last_only)
+        output = self._model.forward(input_ids=ids_NL, use_cache=True, **{self._cache_name: cohort.cache}, **self._last_only)
         return output.logits[:, -1]

@@ -23,6 +23,7 @@ from rllm_lightning.rollout.decoding import PlainDecoder
 from rllm_lightning.rollout.kept_states import KeptStates
 from rllm_lightning.rollout.kv_pool import SEATS, KVPool
 from rllm_lightning.rollout.packed_attention import Joined, Packed, UnsupportedModel, decode, prefill, use_packed_attention
+from rllm_lightning.rollout.packed_llama import PackedLlama
 from rllm_lightning.rollout.packed_support import cache_shape, compare, probe
 from rllm_lightning.rollout.weights import SamplingModel
 
@@ -65,7 +66,8 @@ class PackedDecoder:
     """See the module.
 
     Args:
-        model: from here on with the attention of `packed_attention`.
+        model: computed by `PackedLlama` where it is built like Llama and on a CPU, else from here on with the attention of
+            `packed_attention`.
         kept: where the states of rows go that leave.
 
     Raises:
@@ -74,19 +76,28 @@ class PackedDecoder:
     """
 
     def __init__(self, model: SamplingModel, kept: KeptStates):
-        self._model = model.causal_lm
+        self._model = model
         self._kept = kept
         self._pool = KVPool(*cache_shape(model))
         self._lines: list[_Line] = []
         self._rows: list[_Row] = []
         self._prefill_tokens = 0
-        expected = probe(PlainDecoder(model), self._model)
-        own_attention = self._model.config._attn_implementation
-        use_packed_attention(self._model)
+        causal_lm = model.causal_lm
+        expected = probe(PlainDecoder(model), causal_lm)
+        self._llama = PackedLlama.of(model)
+        if self._llama is not None:
+            try:
+                compare(probe(self, causal_lm), expected)
+                model.drop_prepacked()
+                return
+            except UnsupportedModel:  # only its names are Llama's
+                self._llama = None
+        own_attention = causal_lm.config._attn_implementation
+        use_packed_attention(causal_lm)
         try:
-            compare(probe(self, self._model), expected)
+            compare(probe(self, causal_lm), expected)
         except Exception as error:  # whatever the model's code makes of an attention function that is not its own
-            self._model.set_attn_implementation(own_attention)
+            causal_lm.set_attn_implementation(own_attention)
             if isinstance(error, UnsupportedModel):
                 raise
             raise UnsupportedModel(f"with another attention function its code fails ({type(error).__name__}: {error})") from error
@@ -154,13 +165,13 @@ class PackedDecoder:
             ids += part.tokens
             positions += part.positions
         device = self._pool.device
-        logits_XV = self._model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(ends, device=device),
-            packed=Joined([part.packed for part in passes]) if len(passes) > 1 else passes[0].packed,
-        ).logits[0]
+        ids_N, positions_N, ends_X = (torch.tensor(numbers, device=device) for numbers in (ids, positions, ends))
+        packed = Joined([part.packed for part in passes]) if len(passes) > 1 else passes[0].packed
+        if self._llama is not None:
+            logits_XV = self._llama(ids_N, positions_N, ends_X, packed)
+        else:
+            inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "logits_to_keep": ends_X}
+            logits_XV = self._model.forward(**inputs, use_cache=False, packed=packed).logits[0]
         for prompt, logits_V in zip(prompts, logits_XV[len(tokens) :].clone(), strict=True):
             self._lines.append(_Line(len(self._lines), prompt, logits_V, len(prompt)))
         return logits_XV[: len(tokens)]

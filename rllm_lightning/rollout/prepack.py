@@ -6,6 +6,7 @@ compiler puts in; where they are missing, or the CPU has no bfloat16 instruction
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -33,9 +34,28 @@ def prepack(module: nn.Module) -> None:
     """
     for linear in module.modules():
         if type(linear) is nn.Linear:
-            packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), USUAL_ROWS)
-            linear.forward = partial(_forward, packed, linear.bias)  # type: ignore[method-assign]
+            linear.forward = prepacked([linear])  # type: ignore[method-assign, assignment]
 
 
-def _forward(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+def unpack(module: nn.Module) -> None:
+    """Undo `prepack`."""
+    for linear in module.modules():
+        if type(linear) is nn.Linear:
+            linear.__dict__.pop("forward", None)
+
+
+def prepacked(linears: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
+    """The outputs, side by side, of linear layers with one input (all with a bias, or none): one product with a repacked copy of their
+    weights."""
+    weight = _cat([linear.weight.detach() for linear in linears])
+    bias = _cat([linear.bias.detach() for linear in linears]) if linears[0].bias is not None else None
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, USUAL_ROWS)
+    return partial(_product, packed, bias)
+
+
+def _product(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]  # a copy of a head would be tens of megabytes

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rllm_lightning.rollout.prepack import can_prepack, prepack
+from rllm_lightning.rollout.prepack import can_prepack, prepack, unpack
 
 
 class SamplingModel:
@@ -36,7 +36,9 @@ class SamplingModel:
         own = parameters if shared else [nn.Parameter(p, requires_grad=False) for p in self._copies]
         memo: dict[int, Any] = {id(theirs): ours for theirs, ours in zip(parameters, own, strict=True)}
         self.module: Any = copy.deepcopy(model, memo).eval()
-        self._prepacked = dtype is not None and not shared and can_prepack(dtype, self.device)
+        self.can_prepack = dtype is not None and not shared and can_prepack(dtype, self.device)
+        self.version = 0  # of the weights
+        self._prepacked_version = -1  # of those that the module itself computes with
         self.refresh()
 
     @torch.no_grad()
@@ -44,8 +46,19 @@ class SamplingModel:
         """Copy the trainer's present weights."""
         for own, theirs in zip(self._copies, self._sources, strict=True):
             own.copy_(theirs)
-        if self._prepacked:
+        self.version += 1
+
+    def forward(self, **inputs: Any) -> Any:
+        """The causal LM's own forward."""
+        if self.can_prepack and self._prepacked_version != self.version:
             prepack(self.module)
+            self._prepacked_version = self.version
+        return self.causal_lm(**inputs)
+
+    def drop_prepacked(self) -> None:
+        """Free what `forward` keeps: until its next call, nobody computes by it."""
+        unpack(self.module)
+        self._prepacked_version = -1
 
     @property
     def causal_lm(self) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -114,15 +115,17 @@ class MicroBatch:
     """Rows laid out as tensors for one forward pass. How rows share tokens is a matter of the layout (`layout.py`); a reader
     of scores only sees [B, T].
 
-    `input_ids`, `attention_mask` and `position_ids` go to the model ([S, L]: S sequences of L tokens; the mask is [S, L], or
-    [S, 1, L, L] where tokens see a tree). The N response tokens of all rows, row after row, are `targets_N`; each is predicted
-    at sequence `sequences_N`, column `columns_N`. `mask_BT` is 1.0 where row b has a response token t, and 0.0 in padding.
+    `input_ids`, `attention_mask` and `position_ids` go to the model ([S, L]: S sequences of L tokens, padded on the right to the longest
+    of `lengths`; the mask is [S, L], or [S, 1, L, L] where tokens see a tree). The N response tokens of all rows, row after row, are
+    `targets_N`; each is predicted at sequence `sequences_N`, column `columns_N`. `mask_BT` is 1.0 where row b has a response token t,
+    and 0.0 in padding.
     """
 
     rows: list[Row] = field(repr=False)
     input_ids: Tensor
     attention_mask: Tensor
     position_ids: Tensor
+    lengths: list[int]
     sequences_N: Tensor
     columns_N: Tensor
     targets_N: Tensor
@@ -136,14 +139,20 @@ class MicroBatch:
         """Numbers of each row's response tokens as [B, T], 0 in padding."""
         return pad(values, self.mask_BT.shape[1], dtype).to(self.mask_BT.device)
 
-    def gather(self, outputs_SLD: Tensor) -> Tensor:
-        """The model's outputs [N, D] where a response token is predicted; gradients pass.
+    def unpadded(self, values_SL: Tensor) -> Tensor:
+        """The values of all sequences' tokens, one sequence behind the other."""
+        return torch.cat([values[:length] for values, length in zip(values_SL, self.lengths, strict=True)])
+
+    def gather(self, outputs: Tensor) -> Tensor:
+        """The model's outputs [N, D] where a response token is predicted, of [S, L, D] or of those without padding; gradients pass.
 
         In a tree the first tokens of all responses are predicted in one place. There the gradients add up in one order: behind an
         index they would on a CPU in that in which the threads come by, and two runs would differ in their last digits.
         """
-        places_N = self.sequences_N * outputs_SLD.shape[1] + self.columns_N
-        return functional.embedding(places_N, outputs_SLD.flatten(0, 1))
+        if outputs.ndim == 3:
+            return functional.embedding(self.sequences_N * outputs.shape[1] + self.columns_N, outputs.flatten(0, 1))
+        first_S = torch.tensor([0, *accumulate(self.lengths)], device=self.columns_N.device)
+        return functional.embedding(first_S[self.sequences_N] + self.columns_N, outputs)
 
     def spread(self, values_N: Tensor) -> Tensor:
         """One number for each response token as [B, T], 0 in padding; gradients pass."""

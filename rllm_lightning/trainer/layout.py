@@ -197,7 +197,7 @@ def collate_chains(chains: Sequence[Chain], device: torch.device | str = "cpu") 
         input_ids[index, : len(chain)] = torch.tensor(chain.tokens)
         attention_mask[index, : len(chain)] = 1
     nodes = [range(len(chain)) for chain in chains]
-    return _micro_batch(chains, range(len(chains)), nodes, input_ids, attention_mask, None, device)
+    return _micro_batch(chains, range(len(chains)), nodes, input_ids, attention_mask, None, [*map(len, chains)], device)
 
 
 def collate_trees(trees: Sequence[PrefixTree], device: torch.device | str = "cpu") -> MicroBatch:
@@ -212,7 +212,7 @@ def collate_trees(trees: Sequence[PrefixTree], device: torch.device | str = "cpu
     chains = [chain for tree in trees for chain in tree.chains]
     homes = [index for index, tree in enumerate(trees) for _ in tree.chains]
     paths = [path for tree in trees for path in tree.paths]
-    return _micro_batch(chains, homes, paths, input_ids, torch.from_numpy(sees), position_ids, device)
+    return _micro_batch(chains, homes, paths, input_ids, torch.from_numpy(sees), position_ids, [*map(len, trees)], device)
 
 
 def _micro_batch(
@@ -222,6 +222,7 @@ def _micro_batch(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     position_ids: torch.Tensor | None,
+    lengths: list[int],
     device: torch.device | str,
 ) -> MicroBatch:
     """Chain i stands in sequence `homes[i]`, its tokens in the columns `paths[i]`."""
@@ -238,6 +239,7 @@ def _micro_batch(
         input_ids.to(device),
         attention_mask.to(device),
         position_ids.to(device),
+        lengths,
         flat([home] * len(row.response_ids) for home, _, row in placed),
         # the token before a response token predicts it
         flat(path[len(row.prompt_ids) - 1 : row.num_tokens - 1] for _, path, row in placed),

@@ -1,6 +1,7 @@
 """`Policy`: the trained module. It scores tokens (log-probs, entropies, values), keeps the reference policy, and saves itself.
 
-    rows -> MicroBatch (`layout.py`) -> body -> hidden states where a response token is predicted -> head (`head.py`) -> [B, T] tensors
+    rows -> MicroBatch (`layout.py`) -> body (the model's own, or `packed_body.py`) -> hidden states where a response token is predicted
+         -> head (`head.py`) -> [B, T] tensors
 
 Dropout is off in the model (`models.load.disable_dropout`), so sampling, log-prob passes and updates see one distribution;
 the module is in training mode during updates only (gradient checkpointing needs it) and in eval mode otherwise.
@@ -20,12 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from rllm_lightning.config import Config
+from rllm_lightning.models.llama import Llama, has_hooks
 from rllm_lightning.models.load import load_model
 from rllm_lightning.models.save import save_model
 from rllm_lightning.trainer.adapters import has_adapter, leave_out_frozen_weights, save_adapter
 from rllm_lightning.trainer.batch import MicroBatch, Row
 from rllm_lightning.trainer.head import logprobs_from_logits, token_logprobs
 from rllm_lightning.trainer.layout import LayoutCost, PrefixTree, collate_rows, collate_trees, make_chains, micro_batches
+from rllm_lightning.trainer.packed_body import PackedBody
 from rllm_lightning.types import Step
 
 logger = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ class Policy(nn.Module):
         tokenizer: its tokenizer.
         temperature: of the training rollouts; log-probs are those of logits / temperature.
         value_head: add a linear head that estimates the return from each token's state (for estimators that need values).
-        tree: compute a prefix that rows share once, where the model allows it.
+        tree: compute a prefix that rows share once, where the model allows it, and on a CPU a model like Llama by `PackedBody`.
     """
 
     def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0, value_head: bool = False, tree: bool = True):
@@ -70,7 +73,10 @@ class Policy(nn.Module):
         self._compiled_body: Callable[..., Any] | None = None
         self.eval()
         self.plain_head = self._has_plain_head()
+        self._tree = tree
+        self.packed_body: PackedBody | None = None  # the model's own code
         self.tree_cost = LayoutCost.of(self._causal_lm) if tree and self._sees_trees() else None
+        self.packed_body = self._find_packed_body() if tree else None
         if value_head and not self.plain_head:
             raise ValueError("model.name: this model's head is more than a matrix product; a value head cannot be put beside it")
 
@@ -84,6 +90,8 @@ class Policy(nn.Module):
         if config.model.compile:
             # the bound method, not the module: parameter names stay as they are, and sampling stays eager
             policy._compiled_body = torch.compile(policy._causal_lm.base_model.forward, dynamic=True)
+        if config.model.gradient_checkpointing or config.model.compile:
+            policy.packed_body = None
         return policy
 
     @property
@@ -107,8 +115,11 @@ class Policy(nn.Module):
             logits_NV = micro.gather(self.model(**inputs).logits)
             logprobs_N, entropies_N = logprobs_from_logits(logits_NV, micro.targets_N, self.temperature)
             return Scores(micro.spread(logprobs_N), micro.spread(entropies_N))
-        body = self._compiled_body or self._causal_lm.base_model
-        hidden_ND = micro.gather(body(**inputs).last_hidden_state)
+        if self.packed_body is not None and micro.input_ids.device.type == "cpu" and not has_hooks(self._causal_lm):
+            hidden_ND = micro.gather(self.packed_body(micro))
+        else:
+            body = self._compiled_body or self._causal_lm.base_model
+            hidden_ND = micro.gather(body(**inputs).last_hidden_state)
         head = self._causal_lm.get_output_embeddings()
         logprobs_N, entropies_N = token_logprobs(hidden_ND, head.weight, getattr(head, "bias", None), micro.targets_N, self.temperature)
         values_BT = (
@@ -130,10 +141,7 @@ class Policy(nn.Module):
     def _sees_trees(self) -> bool:
         """Whether the model takes a mask and positions of ours: tried on two rows with a common prefix. Windowed, recurrent and
         position-free attention give other numbers there, or refuse the mask."""
-        rows = [
-            Row(Step(prompt_ids=[1, 2, 3], response_ids=response), index, 0, "", None) for index, response in enumerate(([4, 5], [6, 5]))
-        ]
-        tree = PrefixTree()
+        rows, tree = _trial_rows(), PrefixTree()
         for chain in make_chains(rows):
             tree.add(chain)
         try:
@@ -147,6 +155,22 @@ class Policy(nn.Module):
             return False
         gap, wrong = (plain - shared).abs().max(), (plain - shifted).abs().max()
         return bool(gap < 0.05 * wrong) if wrong > 0 else False
+
+    def _find_packed_body(self) -> PackedBody | None:
+        """The layers as `PackedBody` computes them, where the model is built like Llama. The names of its parts only promise that, so
+        the hidden states of a few tokens are compared with those of its own code."""
+        llama = Llama.of(self._causal_lm) if self.plain_head and self.device.type == "cpu" else None
+        if llama is None:
+            return None
+        layout, body = collate_rows(_trial_rows(), self.device), PackedBody(llama)
+        with torch.no_grad():
+            packed = layout.gather(body(layout)).double()
+            own = self._causal_lm.base_model(
+                input_ids=layout.input_ids, attention_mask=layout.attention_mask, position_ids=layout.position_ids, use_cache=False
+            )
+            expected = layout.gather(own.last_hidden_state).double()
+        tolerance = 2e-5 if self._causal_lm.dtype in (torch.float32, torch.float64) else 0.05  # measured: 1e-6, .01
+        return body if (packed - expected).norm() < tolerance * expected.norm() else None
 
     def _has_plain_head(self) -> bool:
         """Whether the logits are the head's matrix product and nothing else (no scaling, no soft cap): tried on two tokens."""
@@ -164,7 +188,7 @@ class Policy(nn.Module):
         model without them."""
         if not has_adapter(self.model) and not self._reference:
             frozen = copy.deepcopy(self.model).eval().requires_grad_(False)
-            self._reference = [Policy(frozen, self.tokenizer, self.temperature, tree=self.tree_cost is not None)]
+            self._reference = [Policy(frozen, self.tokenizer, self.temperature, tree=self._tree)]
 
     @property
     def reference_weights(self) -> dict[str, Tensor] | None:
@@ -214,3 +238,9 @@ class Policy(nn.Module):
         if has_adapter(model):
             save_adapter(model, folder)
         save_model(model, self.tokenizer, folder)
+
+
+def _trial_rows() -> list[Row]:
+    """Two rows with a common prefix, of tokens that every model has."""
+    responses = ([4, 5], [6, 5, 4])
+    return [Row(Step(prompt_ids=[1, 2, 3], response_ids=response), index, 0, "", None) for index, response in enumerate(responses)]

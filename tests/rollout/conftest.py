@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rllm_lightning.models.tiny import tiny_tokenizer
 from rllm_lightning.rollout.engine import REQUEST, EngineSetup, RequestContext, SamplingParams
 from rllm_lightning.rollout.hf import HFEngine
+from rllm_lightning.rollout.packed_llama import PackedLlama
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +40,12 @@ def model(make_model):
     return make_model()
 
 
-@pytest.fixture(params=["fast", "plain"])
-def path(request):
-    """The decoder that engines use by default."""
+@pytest.fixture(params=["fast", "own layers", "plain"])
+def path(request, monkeypatch):
+    """The decoder that engines use by default: packed tokens through layers of ours, or through the model's own (as for models that
+    are not built like Llama, and on a GPU); or the plain one."""
+    if request.param == "own layers":
+        monkeypatch.setattr(PackedLlama, "of", lambda model: None)
     return request.param
 
 
@@ -52,7 +56,7 @@ def make_engine(model, tokenizer, path):
     def make(policy=None, max_tokens=16, max_prompt_length=256, sampling=None, chat=None, **keys):
         params = SamplingParams(max_tokens=max_tokens, **(sampling or {}))
         setup = EngineSetup(policy or model, chat or tokenizer, train=params, val=params, max_prompt_length=max_prompt_length)
-        return HFEngine(setup, **{"fast": path == "fast", **keys})
+        return HFEngine(setup, **{"fast": path != "plain", **keys})
 
     return make
 

@@ -21,6 +21,9 @@ FAST = {  # handled by the fast path
     "grouped queries": ("Qwen3", SIZES),
     "one key head": ("Llama", {**SIZES, "num_key_value_heads": 1}),
     "a key head for each query head": ("Llama", {**SIZES, "num_key_value_heads": 4}),
+    "biases": ("Qwen2", {key: size for key, size in SIZES.items() if key != "head_dim"}),
+    "no window": ("Mistral", {**SIZES, "sliding_window": None}),
+    "Llama's names, other numbers": ("Granite", {**SIZES, "residual_multiplier": 0.5, "embedding_multiplier": 3.0}),
     "full attention in all layers": ("Gemma3Text", {**SIZES, "layer_types": ["full_attention"] * 2}),
     "learned positions": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
     "mixture of experts": ("Qwen3Moe", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
@@ -61,7 +64,7 @@ def test_architectures_that_either_path_samples_exactly(name, path, make_archite
     engine = make_engine(model, max_tokens=24)
     for answer in ask(engine, mixed_prompts * 2):
         torch.testing.assert_close(torch.tensor(answer.logprobs), reference(model, answer), rtol=0, atol=1e-4)
-    assert isinstance(engine._the_sampler().batch._decoder, PackedDecoder if path == "fast" else PlainDecoder)
+    assert isinstance(engine._the_sampler().batch._decoder, PlainDecoder if path == "plain" else PackedDecoder)
 
 
 @pytest.mark.parametrize("path", ["fast"])

@@ -11,9 +11,7 @@ from rllm_lightning.rollout.engine import REQUEST, RequestContext
 from rllm_lightning.rollout.packed_attention import IMPLEMENTATION
 
 
-@pytest.fixture(autouse=True)
-def path():
-    return "fast"
+pytestmark = pytest.mark.parametrize("path", ["fast", "own layers"], indirect=True)
 
 
 def prefilled(engine):
@@ -67,11 +65,12 @@ def test_a_sample_that_joins_a_prompt_in_progress_costs_no_prefill(make_engine, 
     same_answers(answers, ask(engine, ["hello"] * 12, together=False))
 
 
-def test_the_trainers_model_keeps_its_own_attention(make_engine, model, ask):
+def test_the_trainers_model_keeps_its_own_attention(make_engine, model, ask, path):
     engine = make_engine()
     ask(engine, ["hello"])
     assert model.config._attn_implementation == "sdpa"
-    assert engine._the_sampler().model.causal_lm.config._attn_implementation == IMPLEMENTATION
+    ours = engine._the_sampler().model.causal_lm.config._attn_implementation
+    assert ours == ("sdpa" if path == "fast" else IMPLEMENTATION)
     assert all(ours is theirs for ours, theirs in zip(engine._the_sampler().model.module.parameters(), model.parameters(), strict=True))
 
 

@@ -1,0 +1,229 @@
+"""The packed body computes what the model's own code computes: hidden states, log-probs and every gradient."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from rllm_lightning.config import load_config
+from rllm_lightning.models.llama import Llama
+from rllm_lightning.models.tiny import tiny_model, tiny_tokenizer
+from rllm_lightning.trainer import packed_body
+from rllm_lightning.trainer.layout import PrefixTree, collate_chains, collate_rows, collate_trees, make_chains
+from rllm_lightning.trainer.policy import Policy
+from tests.trainer.test_layout import rows_of
+
+SIZE = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+BUILT_LIKE_LLAMA = {
+    "llama": ("Llama", {}),
+    "one key head": ("Llama", {"num_key_value_heads": 1}),
+    "as many key heads": ("Llama", {"num_key_value_heads": 4}),
+    "wide heads": ("Llama", {"head_dim": 12}),
+    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "tied": ("Llama", {"tie_word_embeddings": True}),
+    "rotary scaled": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}}),
+    "qwen2": ("Qwen2", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+}
+OTHERS = {
+    "a window": ("Mistral", {"sliding_window": 4}),
+    "norms of heads": ("Qwen3", {}),
+    "norms around 1": ("Gemma", {"head_dim": 8}),
+    "multipliers": ("Granite", {"residual_multiplier": 0.5, "embedding_multiplier": 3.0}),
+    "layers without rotary": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "layers with a window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
+    "part of a head turned": ("StableLm", {}),
+    "another activation": ("Llama", {"hidden_act": "gelu"}),
+}
+# a prompt of one token, a response of one, equal responses, a prompt that goes on where another ends
+ROWS = (([3, 4, 5], [6, 7, 8, 2]), ([3, 4, 5], [6, 9]), ([3, 4, 5], [6, 9]), ([3], [4]), ([3, 4], [2]), ([7, 7, 7, 7, 7, 7], [7, 0, 7]))
+
+
+def model_of(name, dtype=torch.float32, **changes):
+    """A small model with large weights, so that a wrong mask, position or norm shows."""
+    kind, own = {**BUILT_LIKE_LLAMA, **OTHERS}[name]
+    config = getattr(transformers, f"{kind}Config")(**(SIZE | own | changes))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1))
+    return model
+
+
+def layouts():
+    rows = rows_of(*ROWS)
+    tree = PrefixTree()
+    for chain in make_chains(rows):
+        tree.add(chain)
+    single = PrefixTree()
+    for chain in make_chains(rows[:2]):
+        single.add(chain)
+    return {"rows": collate_rows(rows), "chains": collate_chains(make_chains(rows[:4])), "trees": collate_trees([single, tree])}
+
+
+def scored(policy, micro, packed):
+    """Log-probs, and the gradients of a loss that weighs each one differently."""
+    policy = copy.deepcopy(policy)
+    assert policy.packed_body is not None
+    if not packed:
+        policy.packed_body = None
+    scores = policy(micro)
+    weights = torch.arange(scores.logprobs.numel()).view(scores.logprobs.shape).sin()
+    (weights * (scores.logprobs + 0.3 * scores.entropies)).sum().backward()
+    return scores.logprobs.detach(), {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("layout", ["rows", "chains", "trees"])
+@pytest.mark.parametrize("name", BUILT_LIKE_LLAMA)
+def test_log_probs_and_gradients_are_the_model_s_own(name, layout):
+    policy, micro = Policy(model_of(name), tiny_tokenizer()), layouts()[layout]
+    (own, own_grads), (packed, packed_grads) = (scored(policy, micro, packed) for packed in (False, True))
+    torch.testing.assert_close(packed, own, rtol=0, atol=5e-5)
+    assert packed_grads.keys() == own_grads.keys()
+    whole = torch.cat([grad.flatten() for grad in own_grads.values()]).norm()
+    for key, grad in own_grads.items():
+        assert (packed_grads[key] - grad).norm() < 1e-5 * max(grad.norm(), 1e-2 * whole), key
+
+
+def test_steps_in_blocks_are_the_step_at_once(monkeypatch):
+    """Blocks of one row at a time."""
+    policy, micro = Policy(model_of("llama"), tiny_tokenizer()), layouts()["trees"]
+    at_once, grads_at_once = scored(policy, micro, True)
+    monkeypatch.setattr(packed_body, "BLOCK_ELEMENTS", 1)
+    in_blocks, grads_in_blocks = scored(policy, micro, True)
+    torch.testing.assert_close(in_blocks, at_once, rtol=0, atol=1e-5)
+    for key, grad in grads_at_once.items():
+        torch.testing.assert_close(grads_in_blocks[key], grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["rows", "trees"])
+def test_under_autocast_it_is_as_near_to_float32_as_the_model_s_own_code(layout):
+    policy, micro = Policy(model_of("llama"), tiny_tokenizer()), layouts()[layout]
+    _, exact = scored(policy, micro, False)
+    errors = []
+    for packed in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            _, grads = scored(policy, micro, packed)
+        assert all(grad.dtype == torch.float32 for grad in grads.values())
+        errors.append(sum((grads[key] - exact[key]).square().sum() for key in exact) ** 0.5)
+    assert 0 < errors[1] < 1.3 * errors[0]
+
+
+def test_bfloat16_and_float64_weights_are_computed_in_their_own_dtype():
+    micro = layouts()["trees"]
+    wide, narrow = (Policy(model_of("llama", dtype), tiny_tokenizer()) for dtype in (torch.float64, torch.bfloat16))
+    logprobs, grads = scored(wide, micro, True)
+    own, _ = scored(wide, micro, False)
+    assert {grad.dtype for grad in grads.values()} == {torch.float64}
+    torch.testing.assert_close(logprobs, own, rtol=0, atol=1e-5)
+    (rounded, grads), (own_rounded, _) = (scored(narrow, micro, packed) for packed in (True, False))
+    assert {grad.dtype for grad in grads.values()} == {torch.bfloat16}
+    assert 0 < (rounded - own).norm() < 1.3 * (own_rounded - own).norm()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_keep_their_own_code(name):
+    policy = Policy(model_of(name), tiny_tokenizer())
+    assert policy.packed_body is None
+    assert torch.isfinite(policy(layouts()["rows"]).logprobs).all()
+
+
+def test_what_another_model_s_numbers_would_be_is_refused_by_comparison_where_names_are_alike():
+    """Granite's modules are named as Llama's; only the numbers tell."""
+    model = model_of("multipliers")
+    assert Llama.of(model) is not None
+    assert Llama.of(model_of("norms around 1")) is None
+
+
+def test_one_linear_layer_with_a_bias_among_those_without_is_refused():
+    model = model_of("llama")
+    model.model.layers[1].self_attn.q_proj = torch.nn.Linear(32, 32, bias=True)
+    assert Llama.of(model) is None
+
+
+def test_adapters_keep_the_model_s_own_code():
+    from peft import LoraConfig, get_peft_model
+
+    model, tokenizer = tiny_model(0)
+    policy = Policy(get_peft_model(model, LoraConfig(target_modules=["gate_proj"])), tokenizer)
+    assert policy.packed_body is None
+
+
+@pytest.mark.parametrize(
+    ("override", "is_packed"),
+    [
+        ("training.tree=true", True),
+        ("training.tree=false", False),
+        ("model.gradient_checkpointing=true", False),
+        ("model.compile=true", False),
+    ],
+)
+def test_keys_that_ask_for_the_model_s_own_code(override, is_packed):
+    from rllm_lightning.config import Config
+
+    policy = Policy.from_config(Config.from_config(load_config([override])))
+    assert (policy.packed_body is not None) == is_packed
+
+
+def test_hooks_on_the_model_s_modules_are_called():
+    policy, calls = Policy(model_of("llama"), tiny_tokenizer()), []
+    policy(layouts()["rows"])
+    handle = policy.model.model.layers[1].mlp.register_forward_hook(lambda *_: calls.append(1))
+    policy(layouts()["rows"])
+    handle.remove()
+    policy(layouts()["rows"])
+    assert calls == [1]
+
+
+def test_frozen_parameters_get_no_gradient():
+    policy = Policy(model_of("biases"), tiny_tokenizer())
+    frozen = [name for name, _ in policy.model.named_parameters() if "layers.0" in name or "up_proj" in name or "norm" in name]
+    for name, parameter in policy.model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    _, all_grads = scored(Policy(model_of("biases"), tiny_tokenizer()), layouts()["trees"], True)
+    _, grads = scored(policy, layouts()["trees"], True)
+    assert set(grads) == set(all_grads) - set(frozen)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, all_grads[name])
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_each_step_s_gradient_is_its_derivative():
+    """By finite differences in float64: numerator and norm, joined products, rotation, layout, gated product."""
+    torch.manual_seed(0)
+    grid, grids = packed_body._Grid([3, 1]), (double(2, 2, 3, 4),)
+    angles = torch.rand(2, 1, 3, 2, dtype=torch.float64)
+    at_token = torch.tensor([[1, 1, 1], [1, 0, 0]], dtype=torch.float64)[:, None, :, None]
+    cases = [
+        (packed_body._AddNorm, (double(5, 6), double(5, 6), double(6), 1e-5, torch.float64)),
+        (packed_body._AddNorm, (double(5, 6), None, double(6), 1e-5, torch.float64)),
+        (packed_body._JoinedLinear, (double(5, 3), 2, double(4, 3), double(2, 3))),
+        (packed_body._JoinedLinear, (double(5, 3), 2, double(4, 3), double(2, 3), double(4), double(2))),
+        (packed_body._RotateToGrid, (double(4, 16), angles.cos(), angles.sin(), [2, 1, 1], grid)),
+        (packed_body._SwiGLU, (double(5, 8),)),
+        (packed_body._FromGrid, (*grids, grid)),
+    ]
+    for function, inputs in cases:
+
+        def output(*given, function=function):
+            """All outputs in one tensor; of a grid only what stands at a token counts, as behind a mask."""
+            found = function.apply(*given)
+            found = found if isinstance(found, tuple) else (found,)
+            return torch.cat([(x * at_token if x.ndim == 4 else x).flatten() for x in found])
+
+        assert torch.autograd.gradcheck(output, inputs, check_undefined_grad=False), function.__name__
