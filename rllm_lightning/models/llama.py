@@ -44,7 +44,7 @@ class Llama(NamedTuple):
     def of(cls, causal_lm: Any) -> Llama | None:
         """The parts of a Hugging Face causal LM, or None where its modules have other names, or are no plain linear layers (adapters)."""
         base = causal_lm.base_model
-        if _names(base) != BASE or not len(base.layers):
+        if _names(base) != BASE or type(base.embed_tokens) is not nn.Embedding or not len(base.layers):
             return None
         config = base.config
         kinds, with_rotary = getattr(config, "layer_types", None) or (), getattr(config, "no_rope_layers", None) or ()

@@ -52,7 +52,10 @@ class PackedLlama:
     @classmethod
     def of(cls, model: SamplingModel) -> PackedLlama | None:
         """For a model on a CPU whose modules are named as Llama's; its numbers are still to be compared."""
-        llama = Llama.of(model.causal_lm) if model.device.type == "cpu" and not has_hooks(model.causal_lm) else None
+        causal_lm = model.causal_lm
+        if model.device.type != "cpu" or type(causal_lm.get_output_embeddings()) is not nn.Linear or has_hooks(causal_lm):
+            return None
+        llama = Llama.of(causal_lm)
         return None if llama is None else cls(model, llama)
 
     def __call__(self, ids_N: Tensor, positions_N: Tensor, ends: Tensor, packed: Packed | Joined) -> Tensor:
@@ -86,10 +89,9 @@ class PackedLlama:
         self._head = self._product([self._model.causal_lm.get_output_embeddings()])
 
     def _layer(self, layer: Layer) -> _Layer:
+        attention_norm, mlp_norm = self._exact(layer.attention_norm.weight), self._exact(layer.mlp_norm.weight)
         qkv, out, down = (self._product(linears) for linears in (layer.qkv, [layer.out], [layer.down]))
-        return _Layer(
-            self._exact(layer.attention_norm.weight), qkv, out, self._exact(layer.mlp_norm.weight), self._pair(*layer.gate_up), down
-        )
+        return _Layer(attention_norm, qkv, out, mlp_norm, self._pair(*layer.gate_up), down)
 
     def _product(self, linears: Sequence[nn.Linear]) -> Product:
         if self._model.can_prepack:
