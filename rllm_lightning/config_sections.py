@@ -80,7 +80,7 @@ class TrainingConfig:
     max_grad_norm: float = 1.0  # global norm to clip to (<= 0: no clipping)
     num_minibatches: int = 1  # optimizer steps a batch and epoch; groups are split between them
     num_epochs_per_batch: int = 1  # passes over each batch
-    tree: bool = True  # compute a prompt that rows share once, where the model's attention allows it and it is cheaper
+    tree: bool = True  # compute shared prompts once, and models like Llama on a CPU by layers of ours; false: padded rows, its own code
     micro_batch_tokens: int = 8192  # tokens in one forward pass at the most, padding included, per rank
 
     def __post_init__(self) -> None:

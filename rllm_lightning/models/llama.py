@@ -42,13 +42,16 @@ class Llama(NamedTuple):
 
     @classmethod
     def of(cls, causal_lm: Any) -> Llama | None:
-        """The parts of a Hugging Face causal LM, or None where its modules have other names, or are no plain linear layers (adapters)."""
+        """The parts of a Hugging Face causal LM, or None where its modules have other names or are no plain linear layers (adapters), or
+        where it was asked for another attention than `sdpa`, which it has by itself."""
         base = causal_lm.base_model
         if _names(base) != BASE or type(base.embed_tokens) is not nn.Embedding or not len(base.layers):
             return None
         config = base.config
         kinds, with_rotary = getattr(config, "layer_types", None) or (), getattr(config, "no_rope_layers", None) or ()
         if getattr(config, "sliding_window", None) or not set(kinds) <= {"full_attention"} or not all(with_rotary):
+            return None
+        if config._attn_implementation != "sdpa":
             return None
         layers = [_layer(module) for module in base.layers]
         attention = base.layers[0].self_attn

@@ -35,8 +35,8 @@ class HFEngine(TokenEngine):
     checkpoint's generation config only the EOS ids count.
 
     Args:
-        fast: decode with packed tokens and shared prompts where the model allows it (else, after one warning, and with false, any
-            model by its own forward and cache).
+        fast: decode with packed tokens and shared prompts where the model allows it, those like Llama on a CPU by layers of ours (else,
+            after one warning, and with false, any model by its own forward and cache).
         dtype: precision to sample in: None with the trainer's own weights, else a copy of them in `float32`, `bfloat16` or
             `float16`, made up to date at every weight update.
         max_batch_size: requests decoded at once; more wait.

@@ -10,7 +10,6 @@ from rllm_lightning.rollout import kv_pool, packed
 from rllm_lightning.rollout.engine import REQUEST, RequestContext
 from rllm_lightning.rollout.packed_attention import IMPLEMENTATION
 
-
 pytestmark = pytest.mark.parametrize("path", ["fast", "own layers"], indirect=True)
 
 

@@ -147,6 +147,12 @@ def test_what_another_model_s_numbers_would_be_is_refused_by_comparison_where_na
     assert Llama.of(model_of("norms around 1")) is None
 
 
+def test_a_model_that_was_asked_for_another_attention_keeps_it():
+    model = model_of("llama")
+    model.set_attn_implementation("eager")
+    assert Policy(model, tiny_tokenizer()).packed_body is None
+
+
 def test_one_linear_layer_with_a_bias_among_those_without_is_refused():
     model = model_of("llama")
     model.model.layers[1].self_attn.q_proj = torch.nn.Linear(32, 32, bias=True)
