@@ -7,7 +7,9 @@ import torch
 import transformers
 
 from rllm_lightning.rollout.decoding import PlainDecoder
+from rllm_lightning.rollout.kept_states import KeptStates
 from rllm_lightning.rollout.packed import PackedDecoder
+from rllm_lightning.rollout.weights import SamplingModel, exact_inference
 
 SIZES = {
     "hidden_size": 32,
@@ -65,6 +67,30 @@ def test_architectures_that_either_path_samples_exactly(name, path, make_archite
     for answer in ask(engine, mixed_prompts * 2):
         torch.testing.assert_close(torch.tensor(answer.logprobs), reference(model, answer), rtol=0, atol=1e-4)
     assert isinstance(engine._the_sampler().batch._decoder, PlainDecoder if path == "plain" else PackedDecoder)
+
+
+def test_a_bfloat16_copy_of_a_model_with_biases(make_architecture, make_engine, ask, reference, mixed_prompts, path):
+    """Large biases: left out anywhere, log-probs would be off by more than rounding."""
+    model = make_architecture(*FAST["biases"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 3)
+    answers = ask(make_engine(model, max_tokens=24, dtype="bfloat16"), mixed_prompts)
+    errors = torch.cat([torch.tensor(answer.logprobs) - reference(model, answer) for answer in answers])
+    assert 1e-5 < errors.abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("path", ["fast", "own layers"], indirect=True)
+def test_a_copy_s_layers_are_kept_once(model, path):
+    """What the comparison at the start made of the copy's weights is not held beside what rollouts compute with."""
+    sampling = SamplingModel(model, torch.bfloat16)
+    with exact_inference(sampling.device):
+        decoder = PackedDecoder(sampling, KeptStates(0))
+        replaced = [module for module in sampling.module.modules() if "forward" in vars(module)]
+        assert (path == "own layers" and sampling.can_prepack) == bool(replaced)
+        decoder.advance([], [[1, 2, 3]])
+    assert path == "own layers" or not any("forward" in vars(module) for module in sampling.module.modules())
 
 
 @pytest.mark.parametrize("path", ["fast"])
