@@ -16,6 +16,7 @@ BASE = ("embed_tokens", "layers", "norm", "rotary_emb")
 LAYER = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
 ATTENTION = ("k_proj", "o_proj", "q_proj", "v_proj")
 MLP = ("act_fn", "down_proj", "gate_proj", "up_proj")
+SILU = ("SiLU", "SiLUActivation")  # PyTorch's, and transformers'
 
 
 class Layer(NamedTuple):
@@ -73,7 +74,7 @@ def _layer(module: Any) -> Layer | None:
     if _names(module) != LAYER:
         return None
     attention, mlp, norms = module.self_attn, module.mlp, (module.input_layernorm, module.post_attention_layernorm)
-    if _names(attention) != ATTENTION or _names(mlp) != MLP:
+    if _names(attention) != ATTENTION or _names(mlp) != MLP or type(mlp.act_fn).__name__ not in SILU:
         return None
     linears = [getattr(attention, name) for name in ATTENTION] + [getattr(mlp, name) for name in MLP if name != "act_fn"]
     if any(type(linear) is not nn.Linear for linear in linears) or any(not hasattr(norm, "variance_epsilon") for norm in norms):

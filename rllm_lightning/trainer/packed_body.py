@@ -67,7 +67,8 @@ class _Attention:
 
     def __call__(self, q_SHLD: Tensor, k_SKLD: Tensor, v_SKLD: Tensor) -> Tensor:
         if self._bias_S1QL is None:
-            k_SHLD, v_SHLD = (x.repeat_interleave(self._num_shared, dim=1) for x in (k_SKLD, v_SKLD))
+            shared = self._num_shared
+            k_SHLD, v_SHLD = (x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (k_SKLD, v_SKLD))
             return functional.scaled_dot_product_attention(q_SHLD, k_SHLD, v_SHLD, is_causal=True, scale=self._scaling)
         q_SKQD = q_SHLD.reshape(*k_SKLD.shape[:2], -1, k_SKLD.shape[-1])
         out_SKQD = functional.scaled_dot_product_attention(q_SKQD, k_SKLD, v_SKLD, attn_mask=self._bias_S1QL, scale=self._scaling)
@@ -113,7 +114,8 @@ class _AddNorm(torch.autograd.Function):
         """With n = total · scale and g = grad_normed · weight: grad_total + scale · (g - n · mean(g · n)); both x and delta get it."""
         total_ME, scale_M1, weight_E = ctx.saved_tensors
         grad_ME = torch.empty_like(total_ME)
-        grad_delta_ME = grad_ME if ctx.delta_dtype == total_ME.dtype else torch.empty_like(total_ME, dtype=ctx.delta_dtype)
+        is_cast = ctx.delta_dtype not in (None, total_ME.dtype)
+        grad_delta_ME = torch.empty_like(total_ME, dtype=ctx.delta_dtype) if is_cast else grad_ME
         exact, width = scale_M1.dtype, total_ME.shape[1]
         weight_E1, grad_weight_E = weight_E.to(exact)[:, None], torch.zeros(width, dtype=exact)
         for rows in _blocks(total_ME):
@@ -126,7 +128,7 @@ class _AddNorm(torch.autograd.Function):
             if grad_total_ME is not None:
                 grad += grad_total_ME[rows]
             grad_ME[rows] = grad
-            if ctx.delta_dtype is not None and grad_delta_ME is not grad_ME:
+            if is_cast:
                 grad_delta_ME[rows] = grad
         return grad_ME, None if ctx.delta_dtype is None else grad_delta_ME, grad_weight_E.to(weight_E.dtype), None, None
 

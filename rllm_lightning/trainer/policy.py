@@ -141,7 +141,7 @@ class Policy(nn.Module):
     def _sees_trees(self) -> bool:
         """Whether the model takes a mask and positions of ours: tried on two rows with a common prefix. Windowed, recurrent and
         position-free attention give other numbers there, or refuse the mask."""
-        rows, tree = _trial_rows(), PrefixTree()
+        rows, tree = self._trial_rows(), PrefixTree()
         for chain in make_chains(rows):
             tree.add(chain)
         try:
@@ -162,15 +162,23 @@ class Policy(nn.Module):
         llama = Llama.of(self._causal_lm) if self.plain_head and self.device.type == "cpu" else None
         if llama is None:
             return None
-        layout, body = collate_rows(_trial_rows(), self.device), PackedBody(llama)
+        layout, body = collate_rows(self._trial_rows(), self.device), PackedBody(llama)
         with torch.no_grad():
             packed = layout.gather(body(layout)).double()
             own = self._causal_lm.base_model(
                 input_ids=layout.input_ids, attention_mask=layout.attention_mask, position_ids=layout.position_ids, use_cache=False
             )
             expected = layout.gather(own.last_hidden_state).double()
-        tolerance = 2e-5 if self._causal_lm.dtype in (torch.float32, torch.float64) else 0.05  # measured: 1e-6, .01
+        tolerance = 2e-4 if self._causal_lm.dtype in (torch.float32, torch.float64) else 0.1  # SmolLM2: 5e-7, .013
         return body if (packed - expected).norm() < tolerance * expected.norm() else None
+
+    def _trial_rows(self) -> list[Row]:
+        """Two rows with a common prefix. No token is among the first, which are special ones: on them states may be so large that
+        rounding alone tells two computations apart (SmolLM2 in bfloat16: by .4)."""
+        vocab_size = self._causal_lm.get_input_embeddings().weight.shape[0]
+        a, b, c, d, e, f = ((7 * i + 1) % vocab_size for i in range(1, 7))
+        responses = ([d, e], [f, e, d])
+        return [Row(Step(prompt_ids=[a, b, c], response_ids=response), index, 0, "", None) for index, response in enumerate(responses)]
 
     def _has_plain_head(self) -> bool:
         """Whether the logits are the head's matrix product and nothing else (no scaling, no soft cap): tried on two tokens."""
@@ -238,9 +246,3 @@ class Policy(nn.Module):
         if has_adapter(model):
             save_adapter(model, folder)
         save_model(model, self.tokenizer, folder)
-
-
-def _trial_rows() -> list[Row]:
-    """Two rows with a common prefix, of tokens that every model has."""
-    responses = ([4, 5], [6, 5, 4])
-    return [Row(Step(prompt_ids=[1, 2, 3], response_ids=response), index, 0, "", None) for index, response in enumerate(responses)]

@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers
 
-from rllm_lightning.config import load_config
+from rllm_lightning.config import Config, ModelConfig, load_config
 from rllm_lightning.models.llama import Llama
+from rllm_lightning.models.load import load_model
 from rllm_lightning.models.tiny import tiny_model, tiny_tokenizer
 from rllm_lightning.trainer import packed_body
 from rllm_lightning.trainer.layout import PrefixTree, collate_chains, collate_rows, collate_trees, make_chains
@@ -133,6 +134,13 @@ def test_bfloat16_and_float64_weights_are_computed_in_their_own_dtype():
     assert 0 < (rounded - own).norm() < 1.3 * (own_rounded - own).norm()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_deep_pretrained_model_is_told_apart_by_no_rounding(dtype):
+    """SmolLM2's states of the first tokens are so large that in bfloat16 the comparison would find .4 of difference there."""
+    model, tokenizer = load_model(ModelConfig(name="smollm2", dtype=dtype))
+    assert Policy(model, tokenizer).packed_body is not None
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_keep_their_own_code(name):
     policy = Policy(model_of(name), tiny_tokenizer())
@@ -177,8 +185,6 @@ def test_adapters_keep_the_model_s_own_code():
     ],
 )
 def test_keys_that_ask_for_the_model_s_own_code(override, is_packed):
-    from rllm_lightning.config import Config
-
     policy = Policy.from_config(Config.from_config(load_config([override])))
     assert (policy.packed_body is not None) == is_packed
 
