@@ -10,7 +10,8 @@ a chain, one sequence whose responses are all trained, once: causal attention se
 
 A group's n responses follow one prompt, and all prompts of a task may begin alike. As padded sequences the prompt is computed n times;
 in a tree, `prompt, response 1, ..., response n`, once: every token sees its ancestors alone, and positions go on from the parent.
-That saves tokens, but attention reaches over the whole tree: `LayoutCost` says how far it pays.
+That saves tokens, but a model's own attention reaches over the whole tree: `LayoutCost` says how far it pays. Attention in blocks
+(`attention_blocks.py`) leaves out what the branches do not see.
 
 Either way log-probs and gradients are those of plain rows, and whoever reads them sees plain rows: losses, weights and metrics do
 not depend on the layout.
@@ -25,6 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from rllm_lightning.trainer.attention_blocks import BLOCK_QUERIES
 from rllm_lightning.trainer.batch import MicroBatch, Row, response_mask
 
 Item = TypeVar("Item", "Chain", "PrefixTree")
@@ -35,10 +37,14 @@ SOFTMAX_COST = 32  # of a pair in one head, in multiply-adds: mask, exponential 
 
 @dataclass(frozen=True)
 class LayoutCost:
-    """What tokens cost a model, in multiply-adds: `per_token` for its matrix products, `per_pair` for a query and a key."""
+    """What tokens cost a model, in multiply-adds: `per_token` for its matrix products, `per_pair` for a query and a key.
+
+    `in_blocks`: whether attention leaves out what a tree's branches do not see (`attention_blocks.py`), or computes all pairs.
+    """
 
     per_token: float
     per_pair: float
+    in_blocks: bool = False
 
     @classmethod
     def of(cls, model: Any) -> LayoutCost:
@@ -53,6 +59,13 @@ class LayoutCost:
     def __call__(self, length: int) -> float:
         """Of one sequence."""
         return length * self.per_token + length * length * self.per_pair
+
+    def of_joining(self, tree: PrefixTree, chain: Chain) -> float:
+        """What a tree costs more with one more chain."""
+        num_new = len(chain) - tree.num_shared(chain)
+        if self.in_blocks:
+            return num_new * self.per_token + num_new * (len(chain) + BLOCK_QUERIES) * self.per_pair
+        return self(len(tree) + num_new) - self(len(tree))
 
 
 @dataclass
@@ -153,17 +166,17 @@ def micro_batches(
 def choose_trees(chains: Sequence[Chain], max_tokens: int, cost: LayoutCost) -> tuple[list[Chain], list[PrefixTree]]:
     """The chains that are cheaper alone, and trees of the others.
 
-    Chains are taken in the order of their first prompts, so that neighbours share most. The next one joins the tree as long as that
-    costs less than computing it alone and lowers the tree's cost per chain (the cost of attention grows with the square of the tree,
-    so there is a best size); else it begins a new tree. No tree exceeds `max_tokens`.
+    Chains are taken in the order of their tokens, so that neighbours share most. The next one joins the tree as long as that costs less
+    than computing it alone; else it begins a new tree. Where attention goes over all pairs, the tree's cost per chain must get lower as
+    well (it grows with the square of the tree, so there is a best size). No tree exceeds `max_tokens`.
     """
     trees = [PrefixTree()]
-    for chain in sorted(chains, key=lambda chain: chain.rows[0].prompt_ids):
+    for chain in sorted(chains, key=lambda chain: chain.tokens):
         tree = trees[-1]
         if tree.chains:
-            length = len(tree) + len(chain) - tree.num_shared(chain)
-            extra = cost(length) - cost(len(tree))
-            if length > max_tokens or extra >= cost(len(chain)) or extra > cost(len(tree)) / len(tree.chains):
+            extra, length = cost.of_joining(tree, chain), len(tree) + len(chain) - tree.num_shared(chain)
+            is_larger_than_best = not cost.in_blocks and extra > cost(len(tree)) / len(tree.chains)
+            if length > max_tokens or extra >= cost(len(chain)) or is_larger_than_best:
                 trees.append(tree := PrefixTree())
         tree.add(chain)
     alone = [tree.chains[0] for tree in trees if len(tree.chains) == 1]

@@ -1,17 +1,17 @@
 """The layers of a model like Llama in few operations and without padding: for training on a CPU.
 
     tokens of all sequences, one behind the other [M, E]
-      --add_norm--> --linear--> q, k, v --rotate--> [S, heads, L, D] --attention--> [M, heads*D] --linear-->    30 times in SmolLM2
+      --add_norm--> --linear--> q, k, v --rotate--> blocks of queries and keys --attention--> [M, H*D] --linear-->    30 times in SmolLM2
       --add_norm--> --linear--> gate, up --swiglu--> --linear-->
 
 It is the function that the model's own code computes, from the same parameters, and the same matrix products. What lies between them
 is done otherwise: every step there goes over all activations, and on a CPU such steps take as long as the products of a small model.
 So what belongs together is one step with a gradient of its own (addition to the residual stream, norm and cast to autocast's dtype;
-rotation, cast and layout for attention; SiLU and product), in blocks that stay in a CPU's caches; linear layers with one input are one
-product; and only attention sees sequences with padding. Query heads that share a key head are further queries of that head.
+rotation, cast and layout for attention; SiLU and product), in pieces that stay in a CPU's caches; linear layers with one input are one
+product; and only attention sees padding (`attention_blocks.py`).
 
-Shapes: S sequences, L tokens of the longest, M tokens in all, E width, H heads, K key heads, R query heads a key head, D dimension of a
-head, F inner width of the MLP.
+Shapes: M tokens in all, E width, H heads, K key heads, R query heads a key head, A heads of q, k and v together, D dimension of a head,
+F inner width of the MLP.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rllm_lightning.models.llama import Llama
+from rllm_lightning.trainer.attention_blocks import attention_blocks
 from rllm_lightning.trainer.batch import MicroBatch
 
-BLOCK_ELEMENTS = 2**18  # of a step at once (1 MiB in float32)
+BLOCK_ELEMENTS = 2**19  # of a step at once (2 MiB in float32)
 
 
 class PackedBody:
@@ -38,41 +39,94 @@ class PackedBody:
 
     def __call__(self, micro: MicroBatch) -> Tensor:
         """Last hidden states [M, E] of a micro-batch's tokens."""
-        llama, grid = self._llama, _Grid(micro.lengths)
+        llama = self._llama
         x_ME = llama.embedding(micro.unpadded(micro.input_ids))
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_ME.dtype
         exact = torch.promote_types(x_ME.dtype, torch.float32)
-        cos_S1LD, sin_S1LD = (table[:, None, :, : llama.head_dim // 2].to(exact) for table in llama.rotary(x_ME, micro.position_ids))
-        num_heads = [linear.out_features // llama.head_dim for linear in llama.layers[0].qkv]
-        attend = _Attention(micro.attention_mask, num_heads[0] // num_heads[1], llama.scaling, dtype)
+        positions_1M, half = micro.unpadded(micro.position_ids)[None], llama.head_dim // 2
+        cos_M1D, sin_M1D = (table[0, :, None, :half].to(exact) for table in llama.rotary(x_ME, positions_1M))
+        num_heads, num_key_heads = (linear.out_features // llama.head_dim for linear in llama.layers[0].qkv[:2])
+        attend = _Attention(micro, num_heads, num_key_heads, llama.scaling, dtype)
         delta_ME: Tensor | None = None
         for layer in llama.layers:
             x_ME, normed_ME = _add_norm(x_ME, delta_ME, layer.attention_norm, dtype)
-            q, k, v = _RotateToGrid.apply(_joined(normed_ME, layer.qkv), cos_S1LD, sin_S1LD, num_heads, grid)
-            delta_ME = layer.out(_FromGrid.apply(attend(q, k, v), grid))
+            delta_ME = layer.out(attend(_joined(normed_ME, layer.qkv), cos_M1D, sin_M1D))
             x_ME, normed_ME = _add_norm(x_ME, delta_ME, layer.mlp_norm, dtype)
             delta_ME = layer.down(_SwiGLU.apply(_joined(normed_ME, layer.gate_up)))
         return _add_norm(x_ME, delta_ME, llama.norm, x_ME.dtype)[1]
 
 
 class _Attention:
-    """Attention of a micro-batch: under its mask [S, 1, L, L] where tokens see a tree, else of each token to those before it (padding
-    comes last, so no token sees any)."""
+    """Attention of a micro-batch, the same in all layers: the blocks with their masks, and where in them the heads of tokens stand.
 
-    def __init__(self, mask: Tensor, num_shared: int, scaling: float, dtype: torch.dtype):
-        self._num_shared, self._scaling = num_shared, scaling
-        self._bias_S1QL: Tensor | None = None
-        if mask.ndim == 4:
-            self._bias_S1QL = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf).repeat(1, 1, num_shared, 1)
+    Where a block has a mask, the query heads that share a key head are further queries of it. PyTorch's causal kernel wants a key head
+    for each. G heads, N queries and C keys of a block are what a call sees.
+    """
 
-    def __call__(self, q_SHLD: Tensor, k_SKLD: Tensor, v_SKLD: Tensor) -> Tensor:
-        if self._bias_S1QL is None:
-            shared = self._num_shared
-            k_SHLD, v_SHLD = (x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (k_SKLD, v_SKLD))
-            return functional.scaled_dot_product_attention(q_SHLD, k_SHLD, v_SHLD, is_causal=True, scale=self._scaling)
-        q_SKQD = q_SHLD.reshape(*k_SKLD.shape[:2], -1, k_SKLD.shape[-1])
-        out_SKQD = functional.scaled_dot_product_attention(q_SKQD, k_SKLD, v_SKLD, attn_mask=self._bias_S1QL, scale=self._scaling)
-        return out_SKQD.view(q_SHLD.shape)
+    def __init__(self, micro: MicroBatch, num_heads: int, num_key_heads: int, scaling: float, dtype: torch.dtype):
+        self._scaling, self._num_turned = scaling, num_heads + num_key_heads
+        self._biases: list[Tensor | None] = []
+        num_tokens, width = sum(micro.lengths), num_heads + 2 * num_key_heads
+        inputs, outputs = [], []
+        for query_BQ, key_BC, sees_BQC in attention_blocks(micro):
+            head_GR = torch.arange(num_heads).view(num_heads if sees_BQC is None else num_key_heads, -1)
+            query_B11Q, head_GR1 = query_BQ[:, None, None], head_GR[:, :, None]
+            key_B1C, key_head_G1 = key_BC[:, None], head_GR[:, :1] // (num_heads // num_key_heads)
+            inputs.append(_row(query_B11Q, head_GR1, width).flatten(2))
+            inputs.append(_row(key_B1C, num_heads + key_head_G1, width))
+            inputs.append(_row(key_B1C, num_heads + num_key_heads + key_head_G1, width))
+            outputs.append(_row(query_B11Q, head_GR1, num_heads).flatten(2))
+            bias_BQC = None if sees_BQC is None else torch.zeros(sees_BQC.shape, dtype=dtype).masked_fill_(~sees_BQC, -torch.inf)
+            self._biases.append(None if bias_BQC is None else bias_BQC.repeat(1, head_GR.shape[1], 1)[:, None])
+        self._inputs, self._outputs = _Places(inputs, num_tokens * width), _Places(outputs, num_tokens * num_heads)
+
+    def __call__(self, qkv: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> Tensor:
+        """q, k, v side by side [M, (H+2K)·D] -> [M, H·D]."""
+        parts = iter(_RotateToBlocks.apply(qkv, cos_M1D, sin_M1D, self._num_turned, self._inputs))
+        outs = []
+        for q, k, v, bias in zip(parts, parts, parts, self._biases, strict=True):
+            if bias is None:
+                outs.append(functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self._scaling))
+            else:
+                outs.append(_BlockAttention.apply(q, k, v, bias, self._scaling))
+        out: Tensor = _FromBlocks.apply(self._outputs, *outs)
+        return out.view(len(qkv), -1)
+
+
+def _row(token: Tensor, head: Tensor, num_heads: int) -> Tensor:
+    """The row of a token's head in [tokens · heads]; -1 in padding."""
+    return torch.where(token < 0, -1, token * num_heads + head)
+
+
+class _Places:
+    """Rows of a table and places in some tensors: a row stands in one place or in several, and in padding none does.
+
+    Args:
+        parts: the row in each place of each tensor, -1 in padding.
+        num_rows: of the table, each in one place at least.
+    """
+
+    def __init__(self, parts: Sequence[Tensor], num_rows: int):
+        self._shapes = [part.shape for part in parts]
+        row_P = torch.cat([part.flatten() for part in parts])
+        self._row_P, self._padding = row_P.clamp(min=0), (row_P < 0).nonzero().flatten()
+        self._place = row_P.argsort(stable=True)[len(self._padding) :]  # those of row 0, of row 1, ...
+        self._first = functional.pad(row_P[self._place].bincount(minlength=num_rows).cumsum(0), (1, 0))
+
+    def spread(self, table: Tensor, cleared: bool = False) -> list[Tensor]:
+        """[rows, D] -> each tensor's [..., D]. Padding holds the first row, or 0 where it is `cleared`."""
+        places = table.index_select(0, self._row_P)
+        if cleared:
+            places.index_fill_(0, self._padding, 0)
+        parts = places.split([shape.numel() for shape in self._shapes])
+        return [part.view(*shape, -1) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def collect(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum over each row's places [rows, D], always in one order."""
+        places = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+        if len(self._place) == len(self._first) - 1:
+            return places.index_select(0, self._place)
+        return functional.embedding_bag(self._place, places, self._first, mode="sum", include_last_offset=True)
 
 
 def _add_norm(x_ME: Tensor, delta_ME: Tensor | None, norm: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -158,78 +212,72 @@ class _JoinedLinear(torch.autograd.Function):
         return grad_MO @ weight if needed[0] else None, None, *grads
 
 
-class _Grid:
-    """Sequences of some lengths side by side, padded on the right: where a token's heads go, and where they come from."""
-
-    def __init__(self, lengths: Sequence[int]):
-        self.lengths, self.shape = lengths, (len(lengths), max(lengths))
-        length_S1, column_L = torch.tensor(lengths)[:, None], torch.arange(self.shape[1])
-        self._is_token_SL = column_L < length_S1
-        self._token_SL = torch.where(self._is_token_SL, length_S1.cumsum(0) - length_S1 + column_L, 0)
-        self._indices: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def scatter(self, x: Tensor, num_heads: int) -> Tensor:
-        """[M, heads·D] -> [S, heads, L, D]; padding holds the first token's numbers."""
-        dim = x.shape[1] // num_heads
-        return x.reshape(-1, dim).index_select(0, self._index(num_heads)[0]).view(self.shape[0], num_heads, self.shape[1], dim)
-
-    def gather(self, grid_SALD: Tensor) -> Tensor:
-        """[S, heads, L, D] -> [M, heads·D]."""
-        num_heads, dim = grid_SALD.shape[1], grid_SALD.shape[3]
-        return grid_SALD.reshape(-1, dim).index_select(0, self._index(num_heads)[1]).view(-1, num_heads * dim)
-
-    def clear_padding(self, grid_SALD: Tensor) -> Tensor:
-        for sequence, length in enumerate(self.lengths):
-            grid_SALD[sequence, :, length:] = 0
-        return grid_SALD
-
-    def _index(self, num_heads: int) -> tuple[Tensor, Tensor]:
-        """The head of a token for each head of a cell, and the other way round."""
-        if num_heads not in self._indices:
-            head_A1, head_A = torch.arange(num_heads)[:, None], torch.arange(num_heads)
-            to_grid = self._token_SL[:, None] * num_heads + head_A1
-            sequence_M, column_M = self._is_token_SL.nonzero(as_tuple=True)
-            to_flat = (sequence_M[:, None] * num_heads + head_A) * self.shape[1] + column_M[:, None]
-            self._indices[num_heads] = (to_grid.flatten(), to_flat.flatten())
-        return self._indices[num_heads]
-
-
-class _RotateToGrid(torch.autograd.Function):
-    """q, k, v side by side [M, (H+2K)·D] -> q [S, H, L, D] and k [S, K, L, D] turned by their positions, v [S, K, L, D]."""
+class _RotateToBlocks(torch.autograd.Function):
+    """q, k, v side by side [M, (H+2K)·D] -> the inputs of each call, q and k turned by their positions."""
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos_S1LD: Tensor, sin_S1LD: Tensor, num_heads: list[int], grid: _Grid) -> Any:
-        ctx.save_for_backward(cos_S1LD, sin_S1LD)
-        ctx.grid = grid
-        grid_SALD = grid.scatter(qkv, sum(num_heads))
-        turned = grid_SALD[:, : sum(num_heads[:2])]
-        _turn(turned, cos_S1LD, sin_S1LD, out_SALD=turned)
-        return grid_SALD.split(num_heads, dim=1)
+    def forward(ctx: Any, qkv: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, num_turned: int, inputs: _Places) -> Any:
+        ctx.save_for_backward(cos_M1D, sin_M1D)
+        ctx.num_turned, ctx.inputs = num_turned, inputs
+        dim = 2 * cos_M1D.shape[-1]
+        qkv_MAD = qkv.view(len(qkv), -1, dim)
+        turned_MAD = torch.empty_like(qkv_MAD)
+        _turn(qkv_MAD, cos_M1D, sin_M1D, num_turned, out_MAD=turned_MAD)
+        return tuple(inputs.spread(turned_MAD.view(-1, dim)))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> Any:
-        cos_S1LD, sin_S1LD = ctx.saved_tensors
-        num_heads = [grad.shape[1] for grad in (grad_q, grad_k, grad_v)]
-        grad_SALD = grad_q.new_empty(len(grad_q), sum(num_heads), *grad_q.shape[2:])
-        for grad, place in zip((grad_q, grad_k), grad_SALD.split(num_heads, dim=1), strict=False):
-            _turn(grad, cos_S1LD, -sin_S1LD, out_SALD=place)
-        grad_SALD[:, -num_heads[2] :] = grad_v
-        return ctx.grid.gather(grad_SALD), None, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        cos_M1D, sin_M1D = ctx.saved_tensors
+        grad_MAD = ctx.inputs.collect(grads).view(len(cos_M1D), -1, 2 * cos_M1D.shape[-1])
+        _turn(grad_MAD, cos_M1D, -sin_M1D, ctx.num_turned, out_MAD=grad_MAD)
+        return grad_MAD.view(len(cos_M1D), -1), None, None, None, None
 
 
-class _FromGrid(torch.autograd.Function):
-    """[S, H, L, D] -> [M, H·D]."""
+class _FromBlocks(torch.autograd.Function):
+    """The outputs of the calls -> [M·H, D]."""
 
     @staticmethod
-    def forward(ctx: Any, grid_SHLD: Tensor, grid: _Grid) -> Tensor:
-        ctx.grid, ctx.num_heads = grid, grid_SHLD.shape[1]
-        return grid.gather(grid_SHLD)
+    def forward(ctx: Any, outputs: _Places, *outs: Tensor) -> Tensor:
+        ctx.outputs = outputs
+        return outputs.collect(outs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.grid.clear_padding(ctx.grid.scatter(grad, ctx.num_heads)), None
+        return None, *ctx.outputs.spread(grad, cleared=True)
+
+
+class _BlockAttention(torch.autograd.Function):
+    """softmax(q·kᵀ·scaling + bias)·v for q [B, G, N, D], k and v [B, G, C, D], bias [B, 1, N, C]. The gradient is computed here: PyTorch's
+    kernel takes two to four times as long for that in bfloat16, and as long in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaling: float) -> Tensor:
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
+        ctx.save_for_backward(q, k, v, bias, out)
+        ctx.scaling = scaling
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
+        """With p = softmax(...) and g = grad_out: grad_v = pᵀ·g; the scores get ds = p·(g·vᵀ - out·g), grad_q = ds·k, grad_k = dsᵀ·q."""
+        q, k, v, bias, out = ctx.saved_tensors
+        grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        for some in _blocks(bias.expand(-1, q.shape[1], -1, -1)):
+            q_XND, k_XCD, v_XCD, g_XND, out_XND = (x[some].flatten(0, 1) for x in (q, k, v, grad_out, out))
+            g_exact = g_XND.to(exact)
+            p_XNC = torch.bmm(q_XND.to(exact) * ctx.scaling, k_XCD.to(exact).mT)
+            p_XNC.unflatten(0, (-1, q.shape[1])).add_(bias[some])
+            torch.softmax(p_XNC, -1, out=p_XNC)
+            torch.bmm(p_XNC.to(dtype).mT, g_XND, out=grad_v[some].flatten(0, 1))
+            ds_XNC = torch.bmm(g_exact, v_XCD.to(exact).mT).sub_((g_exact * out_XND).sum(-1, keepdim=True))
+            ds_XNC = ds_XNC.mul_(p_XNC).to(dtype)
+            torch.bmm(ds_XNC, k_XCD, out=grad_q[some].flatten(0, 1))
+            torch.bmm(ds_XNC.mT, q_XND, out=grad_k[some].flatten(0, 1))
+        return grad_q.mul_(ctx.scaling), grad_k.mul_(ctx.scaling), grad_v, None, None
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -258,15 +306,17 @@ class _SwiGLU(torch.autograd.Function):
         return grad_gate_up
 
 
-def _turn(x_SALD: Tensor, cos_S1LD: Tensor, sin_S1LD: Tensor, out_SALD: Tensor) -> None:
-    """Rotary position embedding: the pairs (x[i], x[i + D/2]) turned by their angles, of which D/2 are given."""
-    half = x_SALD.shape[-1] // 2
-    for some in _blocks(x_SALD):
-        cos, sin, out = cos_S1LD[some], sin_S1LD[some], out_SALD[some]
-        left, right = (part.to(cos.dtype) for part in x_SALD[some].split(half, dim=-1))
+def _turn(x_MAD: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, num_turned: int, out_MAD: Tensor) -> None:
+    """Rotary position embedding of the first heads: the pairs (x[i], x[i + D/2]) turned by their angles, of which D/2 are given."""
+    half = x_MAD.shape[-1] // 2
+    for some in _blocks(x_MAD):
+        cos, sin, out = cos_M1D[some], sin_M1D[some], out_MAD[some, :num_turned]
+        left, right = (part.to(cos.dtype) for part in x_MAD[some, :num_turned].split(half, dim=-1))
         turned_left = (left * cos).addcmul_(right, sin, value=-1.0)
         out[..., half:] = (right * cos).addcmul_(left, sin)
         out[..., :half] = turned_left
+    if out_MAD is not x_MAD:
+        out_MAD[:, num_turned:] = x_MAD[:, num_turned:]
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

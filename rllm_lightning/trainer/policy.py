@@ -115,7 +115,7 @@ class Policy(nn.Module):
             logits_NV = micro.gather(self.model(**inputs).logits)
             logprobs_N, entropies_N = logprobs_from_logits(logits_NV, micro.targets_N, self.temperature)
             return Scores(micro.spread(logprobs_N), micro.spread(entropies_N))
-        if self.packed_body is not None and micro.input_ids.device.type == "cpu" and not has_hooks(self._causal_lm):
+        if self.packed_body is not None and self._takes_packed_body:
             hidden_ND = micro.gather(self.packed_body(micro))
         else:
             body = self._compiled_body or self._causal_lm.base_model
@@ -129,7 +129,13 @@ class Policy(nn.Module):
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:
         """The forward passes of some rows, laid out in the cheapest way that this model allows, on its device."""
-        return micro_batches(rows, max_tokens, self.device, self.tree_cost)
+        cost = self.tree_cost and replace(self.tree_cost, in_blocks=self._takes_packed_body)
+        return micro_batches(rows, max_tokens, self.device, cost)
+
+    @property
+    def _takes_packed_body(self) -> bool:
+        """Whether the layers are computed by ours now: a model may have moved since, or somebody waits at its own."""
+        return self.packed_body is not None and self.device.type == "cpu" and not has_hooks(self._causal_lm)
 
     def _mask(self, mask: Tensor) -> Tensor:
         """A tree's mask in the form that the model's attention takes: bool for SDPA, numbers to be added for the eager one."""

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm_lightning.models.tiny import tiny_model
+from rllm_lightning.trainer.attention_blocks import BLOCK_QUERIES
 from rllm_lightning.trainer.batch import Row
 from rllm_lightning.trainer.layout import (
     LayoutCost,
@@ -193,6 +194,19 @@ def test_prompts_that_begin_alike_share_their_beginning():
     rows = rows_of(([1, 2, 3, 4], [5])) + rows_of(([1, 2, 3, 9], [5]), group=1)
     _, (tree,) = choose_trees(make_chains(rows), 100, CHEAP_ATTENTION)
     assert len(tree) == 7
+
+
+def test_where_attention_goes_in_blocks_a_tree_grows_as_long_as_tokens_are_saved():
+    """Long answers to one prompt: over all pairs a tree of them would cost more than rows; in blocks its branches do not see each other."""
+    rows = rows_of(*[(range(1, 41), range(100 * i, 100 * i + 80)) for i in range(1, 11)])
+    all_pairs, in_blocks = LayoutCost(1.0, 0.1), LayoutCost(1.0, 0.1, in_blocks=True)
+    assert choose_trees(make_chains(rows), 1000, all_pairs)[1] == []
+    short = rows_of((range(1, 41), [50]))  # an answer that costs more than those before it on the average is no reason to stop
+    assert [len(tree.chains) for tree in choose_trees(make_chains(short + rows), 1000, in_blocks)[1]] == [11]
+    # a chain of 120 tokens, 80 of them new, is 80 queries of at most 120 keys and those of the block beside it
+    assert in_blocks.of_joining(tree_of(rows[:1]), make_chains(rows[1:2])[0]) == pytest.approx(80 + 0.1 * 80 * (120 + BLOCK_QUERIES))
+    # a token that is shared does not pay for a long answer in blocks of its own
+    assert choose_trees(make_chains(rows_of(([1], range(2, 60)), ([1], range(70, 130)))), 1000, in_blocks)[1] == []
 
 
 # ------------------------------------------------------------------------------------------------------------------ chains

@@ -10,8 +10,8 @@ from rllm_lightning.config import Config, ModelConfig, load_config
 from rllm_lightning.models.llama import Llama
 from rllm_lightning.models.load import load_model
 from rllm_lightning.models.tiny import tiny_model, tiny_tokenizer
-from rllm_lightning.trainer import packed_body
-from rllm_lightning.trainer.layout import PrefixTree, collate_chains, collate_rows, collate_trees, make_chains
+from rllm_lightning.trainer import attention_blocks, packed_body
+from rllm_lightning.trainer.layout import LayoutCost, PrefixTree, collate_chains, collate_rows, collate_trees, make_chains
 from rllm_lightning.trainer.policy import Policy
 from tests.trainer.test_layout import rows_of
 
@@ -96,6 +96,36 @@ def test_log_probs_and_gradients_are_the_model_s_own(name, layout):
     whole = torch.cat([grad.flatten() for grad in own_grads.values()]).norm()
     for key, grad in own_grads.items():
         assert (packed_grads[key] - grad).norm() < 1e-5 * max(grad.norm(), 1e-2 * whole), key
+
+
+@pytest.mark.parametrize("name", ["llama", "one key head", "as many key heads"])
+def test_attention_in_small_blocks_is_that_of_the_whole_tree(monkeypatch, name):
+    """Two queries a block: several calls, and keys that stand in many blocks."""
+    policy, micro = Policy(model_of(name), tiny_tokenizer()), layouts()["trees"]
+    own, own_grads = scored(policy, micro, False)
+    monkeypatch.setattr(attention_blocks, "BLOCK_QUERIES", 2)
+    monkeypatch.setattr(attention_blocks, "MULTIPLE", 1)
+    assert len(attention_blocks.attention_blocks(micro)) > 2
+    packed, packed_grads = scored(policy, micro, True)
+    torch.testing.assert_close(packed, own, rtol=0, atol=5e-5)
+    for key, grad in own_grads.items():
+        torch.testing.assert_close(packed_grads[key], grad, rtol=1e-4, atol=1e-4 * grad.abs().max().item())
+
+
+def test_gradients_are_the_same_to_the_last_digit_in_every_run():
+    """Two threads, a prompt's key in many blocks: sums in the order in which threads come by would differ."""
+    rows = rows_of(*[(range(3, 40), [3 + (7 * i + j) % 40 for j in range(30)]) for i in range(12)])
+    tree = PrefixTree()
+    for chain in make_chains(rows):
+        tree.add(chain)
+    policy, micro = Policy(model_of("llama"), tiny_tokenizer()), collate_trees([tree])
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        results = [scored(policy, micro, True)[1] for _ in range(5)]
+    finally:
+        torch.set_num_threads(num_threads)
+    assert all(grad.equal(results[0][name]) for result in results for name, grad in result.items())
 
 
 def test_steps_in_blocks_are_the_step_at_once(monkeypatch):
@@ -199,6 +229,16 @@ def test_hooks_on_the_model_s_modules_are_called():
     assert calls == [1]
 
 
+def test_trees_are_as_large_as_the_code_that_computes_them_allows():
+    """Ten long answers to one prompt are one tree in blocks; through the model's own code, which a hook asks for, they are rows."""
+    rows = rows_of(*[(range(40), [i] * 80) for i in range(10)])
+    policy = Policy(model_of("llama"), tiny_tokenizer())
+    policy.tree_cost = LayoutCost(1.0, 0.1)
+    assert [micro.lengths for micro in policy.micro_batches(rows, 1000)] == [[840]]
+    policy.model.model.norm.register_forward_hook(lambda *_: None)
+    assert [micro.lengths for micro in policy.micro_batches(rows, 1000)] == [[120] * 8, [120] * 2]
+
+
 def test_frozen_parameters_get_no_gradient():
     policy = Policy(model_of("biases"), tiny_tokenizer())
     frozen = [name for name, _ in policy.model.named_parameters() if "layers.0" in name or "up_proj" in name or "norm" in name]
@@ -216,26 +256,42 @@ def double(*shape):
 
 
 def test_each_step_s_gradient_is_its_derivative():
-    """By finite differences in float64: numerator and norm, joined products, rotation, layout, gated product."""
+    """By finite differences in float64: sum and norm, joined products, attention, gated product."""
     torch.manual_seed(0)
-    grid, grids = packed_body._Grid([3, 1]), (double(2, 2, 3, 4),)
-    angles = torch.rand(2, 1, 3, 2, dtype=torch.float64)
-    at_token = torch.tensor([[1, 1, 1], [1, 0, 0]], dtype=torch.float64)[:, None, :, None]
+    bias = torch.tensor([[0.0, -torch.inf, 0.0], [0.0, 0.0, -torch.inf], [-torch.inf, 0.0, 0.0]], dtype=torch.float64)
+    attended = (double(3, 2, 2, 4), double(3, 2, 3, 4), double(3, 2, 3, 4), bias[:, None, None].expand(-1, -1, 2, -1), 0.7)
     cases = [
         (packed_body._AddNorm, (double(5, 6), double(5, 6), double(6), 1e-5, torch.float64)),
         (packed_body._AddNorm, (double(5, 6), None, double(6), 1e-5, torch.float64)),
         (packed_body._JoinedLinear, (double(5, 3), 2, double(4, 3), double(2, 3))),
         (packed_body._JoinedLinear, (double(5, 3), 2, double(4, 3), double(2, 3), double(4), double(2))),
-        (packed_body._RotateToGrid, (double(4, 16), angles.cos(), angles.sin(), [2, 1, 1], grid)),
+        (packed_body._BlockAttention, attended),
         (packed_body._SwiGLU, (double(5, 8),)),
-        (packed_body._FromGrid, (*grids, grid)),
     ]
     for function, inputs in cases:
 
         def output(*given, function=function):
-            """All outputs in one tensor; of a grid only what stands at a token counts, as behind a mask."""
+            """All outputs in one tensor."""
             found = function.apply(*given)
-            found = found if isinstance(found, tuple) else (found,)
-            return torch.cat([(x * at_token if x.ndim == 4 else x).flatten() for x in found])
+            return torch.cat([x.flatten() for x in found]) if isinstance(found, tuple) else found
 
         assert torch.autograd.gradcheck(output, inputs, check_undefined_grad=False), function.__name__
+
+
+def test_gradients_of_what_stands_in_several_blocks_add_up():
+    """By finite differences: three tokens of two query heads and a key head in two calls, the first one's key and value in both."""
+    torch.manual_seed(0)
+    rows = [torch.tensor(part) for part in ([[0, 1, 4, 5]], [[2, 6, -1]], [[3, 7, -1]], [[8, 9, -1]], [[2, 10]], [[3, 11]])]
+    counts = torch.cat([part.flatten() >= 0 for part in rows])
+    angles = torch.rand(3, 1, 2, dtype=torch.float64)
+
+    def rotated(qkv):
+        """What stands in places that count, one below the other."""
+        parts = packed_body._RotateToBlocks.apply(qkv, angles.cos(), angles.sin(), 3, packed_body._Places(rows, num_rows=12))
+        return torch.cat([part.flatten(end_dim=-2) for part in parts])[counts]
+
+    assert torch.autograd.gradcheck(rotated, (double(3, 16),))
+    outputs = packed_body._Places([torch.tensor([[1, -1], [0, 3]]), torch.tensor([[2]])], num_rows=4)
+    given = (first, second) = (double(2, 2, 3), double(1, 1, 3))
+    assert torch.autograd.gradcheck(lambda *outs: packed_body._FromBlocks.apply(outputs, *outs), given)
+    assert packed_body._FromBlocks.apply(outputs, *given).equal(torch.stack([first[1, 0], first[0, 0], second[0, 0], first[1, 1]]))
