@@ -95,9 +95,11 @@ class UpdatePass:
 
 
 def measure(name: str, model: Any, tokenizer: Any, counts: Counts, repeats: int = 3, memory: bool = True) -> list[Report]:
-    """Seconds of all variants in this process, in turns; peak memory of each in a process of its own."""
+    """Peak memory of each variant in a process of its own; then seconds of all in this one, in turns (it keeps what full logits took)."""
+    kinds = [(variant, dtype) for variant in VARIANTS for dtype in DTYPES]
+    peaks = {kind: {"peak_gb": peak_gb(name, counts, *kind)} if memory else {} for kind in kinds}
     rows = sampled_rows(model, tokenizer, counts)
-    passes = {(variant, dtype): UpdatePass(variant, dtype, model, tokenizer, rows) for variant in VARIANTS for dtype in DTYPES}
+    passes = {kind: UpdatePass(*kind, model, tokenizer, rows) for kind in kinds}
     timings = take_turns([Variant(f"{variant}, {dtype}", run) for (variant, dtype), run in passes.items()], repeats)
     model.zero_grad(set_to_none=True)
     limits = Limits.measure(NUM_ROWS, model.config.hidden_size, DTYPES)
@@ -105,8 +107,7 @@ def measure(name: str, model: Any, tokenizer: Any, counts: Counts, repeats: int 
     table = []
     for (variant, dtype), run in passes.items():
         flop = 6 * (size.body * run.num_tokens + size.head * run.num_head_tokens)
-        row = _row(variant, dtype, timings, flop / limits.rates[dtype])
-        table.append(row | {"peak_gb": peak_gb(name, counts, variant, dtype)} if memory else row)
+        table.append(_row(variant, dtype, timings, flop / limits.rates[dtype]) | peaks[variant, dtype])
     num_real, num_response = sum(row.num_tokens for row in rows), sum(len(row.response_ids) for row in rows)
     words = {"model": name, "sequences": len(rows), "tokens": num_real, "response tokens": num_response, "repeats": repeats}
     notes = [
