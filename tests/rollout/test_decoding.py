@@ -93,6 +93,31 @@ def test_a_copy_s_layers_are_kept_once(model, path):
     assert path == "own layers" or not any("forward" in vars(module) for module in sampling.module.modules())
 
 
+@pytest.mark.parametrize("path", ["fast", "own layers", "plain"], indirect=True)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_copy_gets_every_new_weight(tied, path, make_architecture):
+    """All weights change, and logits are those of a copy made after that; before the refresh they are the old ones."""
+    architecture, sizes = FAST["biases"]
+    model, prompt = make_architecture(architecture, {**sizes, "tie_word_embeddings": tied}), [1, 2, 3]
+    sampling = SamplingModel(model, torch.bfloat16)
+    with exact_inference(sampling.device):
+        decoder = PlainDecoder(sampling) if path == "plain" else PackedDecoder(sampling, KeptStates(0))
+        before = decoder.advance([], [prompt])
+        decoder.clear()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    with exact_inference(sampling.device):
+        assert decoder.advance([], [prompt]).equal(before)
+        decoder.clear()
+        sampling.refresh()
+        after = decoder.advance([], [prompt])
+        fresh = SamplingModel(model, torch.bfloat16)
+        other = PlainDecoder(fresh) if path == "plain" else PackedDecoder(fresh, KeptStates(0))
+        assert after.equal(other.advance([], [prompt]))
+    assert (after - before).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("path", ["fast"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_architectures_that_fall_back_to_the_plain_path(name, path, make_architecture, make_engine, ask, reference, mixed_prompts, caplog):
