@@ -111,8 +111,8 @@ def _of_model(name: str, options: argparse.Namespace, repeats: int) -> list[Repo
     model, tokenizer = load(name)
     dtype = "bf16" if name != "builtin:tiny" and has_bf16_instructions() else "fp32"
     if options.what == "train":
-        turns = train.measure_turns(name, model, tokenizer, dtype, counts.max_tokens, repeats=repeats)
-        return train.measure(name, model, tokenizer, counts, repeats) + turns
+        reports = train.measure(name, model, tokenizer, counts, repeats)
+        return reports + train.measure_turns(name, model, tokenizer, dtype, counts.max_tokens, repeats=repeats)
     turns = rollout.measure_turns(name, model, tokenizer, dtype, options.agents, max_tokens=counts.max_tokens, repeats=repeats)
     return rollout.measure(name, model, tokenizer, counts, repeats) + turns
 
