@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +43,17 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(options.threads)
     from rllm_lightning.lab.speed.machine import describe
 
-    machine = describe()
+    machine, reports = describe(), []
     try:
-        reports = measure(options)
+        for report in measure(options):
+            reports.append(report)
+            if not options.json:
+                show(report, machine if len(reports) == 1 else None)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps({"machine": machine, "reports": [report.as_json() for report in reports]}, indent=2, allow_nan=False))
-    else:
-        show(machine, reports)
     return 0
 
 
@@ -74,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(options: argparse.Namespace) -> list[Report]:
-    """The reports that a command line asks for.
+def measure(options: argparse.Namespace) -> Iterator[Report]:
+    """The reports that a command line asks for, each when it is there.
 
     Raises:
         ValueError: a model cannot be loaded, a count is out of range, or the peer failed.
@@ -88,16 +90,17 @@ def measure(options: argparse.Namespace) -> list[Report]:
     if options.what == "advantage":
         from rllm_lightning.lab.speed import advantage
 
-        return advantage.measure(options.trajectories, repeats=repeats)
-    if options.what == "harness":
+        yield from advantage.measure(options.trajectories, repeats=repeats)
+    elif options.what == "harness":
         from rllm_lightning.lab.speed import harness
 
-        return harness.measure(options.episodes, repeats=repeats)
-    names = [options.model] if options.model else MODELS
-    return [report for name in names for report in _of_model(name, options, repeats)]
+        yield from harness.measure(options.episodes, repeats=repeats)
+    else:
+        for name in [options.model] if options.model else MODELS:
+            yield from _of_model(name, options, repeats)
 
 
-def _of_model(name: str, options: argparse.Namespace, repeats: int) -> list[Report]:
+def _of_model(name: str, options: argparse.Namespace, repeats: int) -> Iterator[Report]:
     from rllm_lightning.lab.speed import ddp, rollout, step, train
     from rllm_lightning.lab.speed.workload import DTYPES, load
     from rllm_lightning.trainer.precision import has_bf16_instructions
@@ -105,16 +108,20 @@ def _of_model(name: str, options: argparse.Namespace, repeats: int) -> list[Repo
     counts = _counts(name, options)
     if options.what == "step":
         dtypes = [options.dtype] if options.dtype else DTYPES
-        return step.measure(name, counts, options.steps, repeats, options.peer, PEER_SCRIPT, dtypes)
+        yield from step.measure(name, counts, options.steps, repeats, options.peer, PEER_SCRIPT, dtypes)
+        return
     if options.what == "ddp":
-        return ddp.measure(name, counts, options.steps, repeats, RUN_SCRIPT)
+        yield from ddp.measure(name, counts, options.steps, repeats, RUN_SCRIPT)
+        return
     model, tokenizer = load(name)
     dtype = "bf16" if name != "builtin:tiny" and has_bf16_instructions() else "fp32"
     if options.what == "train":
-        reports = train.measure(name, model, tokenizer, counts, repeats)
-        return reports + train.measure_turns(name, model, tokenizer, dtype, counts.max_tokens, repeats=repeats)
-    turns = rollout.measure_turns(name, model, tokenizer, dtype, options.agents, max_tokens=counts.max_tokens, repeats=repeats)
-    return rollout.measure(name, model, tokenizer, counts, repeats) + turns
+        yield from train.measure(name, model, tokenizer, counts, repeats)
+        num_agents = max(1, counts.num_prompts // 2)
+        yield from train.measure_turns(name, model, tokenizer, dtype, counts.max_tokens, num_agents, repeats=repeats)
+    else:
+        yield from rollout.measure(name, model, tokenizer, counts, repeats)
+        yield from rollout.measure_turns(name, model, tokenizer, dtype, options.agents, max_tokens=counts.max_tokens, repeats=repeats)
 
 
 def _counts(name: str, options: argparse.Namespace) -> Counts:
@@ -126,14 +133,15 @@ def _counts(name: str, options: argparse.Namespace) -> Counts:
     return replace(counts_of(name), **{key: value for key, value in given.items() if value is not None})
 
 
-def show(machine: dict[str, Any], reports: list[Report]) -> None:
-    """The machine in a line, and the tables."""
+def show(report: Report, machine: dict[str, Any] | None) -> None:
+    """A table, behind the machine in a line where that is to be told."""
     from rich.console import Console
 
     console = Console(width=shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH)
-    console.print(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in machine.items()), highlight=False)
-    for report in reports:
-        report.print(console)
+    if machine is not None:
+        console.print(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in machine.items()), highlight=False)
+    report.print(console)
+    sys.stdout.flush()  # the next one takes minutes
 
 
 if __name__ == "__main__":
