@@ -60,12 +60,11 @@ class LayoutCost:
         """Of one sequence."""
         return length * self.per_token + length * length * self.per_pair
 
-    def of_joining(self, tree: PrefixTree, chain: Chain) -> float:
-        """What a tree costs more with one more chain."""
-        num_new = len(chain) - tree.num_shared(chain)
+    def of_joining(self, tree_length: int, length: int, num_new: int) -> float:
+        """What a tree costs more with a chain of some length, of which so many tokens are new to it."""
         if self.in_blocks:
-            return num_new * self.per_token + num_new * (len(chain) + BLOCK_QUERIES) * self.per_pair
-        return self(len(tree) + num_new) - self(len(tree))
+            return num_new * self.per_token + num_new * (length + BLOCK_QUERIES) * self.per_pair
+        return self(tree_length + num_new) - self(tree_length)
 
 
 @dataclass
@@ -166,17 +165,18 @@ def micro_batches(
 def choose_trees(chains: Sequence[Chain], max_tokens: int, cost: LayoutCost) -> tuple[list[Chain], list[PrefixTree]]:
     """The chains that are cheaper alone, and trees of the others.
 
-    Chains are taken in the order of their tokens, so that neighbours share most. The next one joins the tree as long as that costs less
-    than computing it alone; else it begins a new tree. Where attention goes over all pairs, the tree's cost per chain must get lower as
-    well (it grows with the square of the tree, so there is a best size). No tree exceeds `max_tokens`.
+    Chains are taken in the order of their first prompts, so that neighbours share most. The next one joins the tree as long as that
+    costs less than computing it alone; else it begins a new tree. Where attention goes over all pairs, the tree's cost per chain must
+    get lower as well (it grows with the square of the tree, so there is a best size). No tree exceeds `max_tokens`.
     """
     trees = [PrefixTree()]
-    for chain in sorted(chains, key=lambda chain: chain.tokens):
+    for chain in sorted(chains, key=lambda chain: chain.rows[0].prompt_ids):
         tree = trees[-1]
         if tree.chains:
-            extra, length = cost.of_joining(tree, chain), len(tree) + len(chain) - tree.num_shared(chain)
+            num_new = len(chain) - tree.num_shared(chain)
+            extra = cost.of_joining(len(tree), len(chain), num_new)
             is_larger_than_best = not cost.in_blocks and extra > cost(len(tree)) / len(tree.chains)
-            if length > max_tokens or extra >= cost(len(chain)) or is_larger_than_best:
+            if len(tree) + num_new > max_tokens or extra >= cost(len(chain)) or is_larger_than_best:
                 trees.append(tree := PrefixTree())
         tree.add(chain)
     alone = [tree.chains[0] for tree in trees if len(tree.chains) == 1]

@@ -136,16 +136,12 @@ def test_the_model_folder_holds_whole_weights(sharded, single):
 
 
 def test_a_checkpoint_is_resumed_under_any_strategy(sharded, single):
-    """Weights, reference, moments and schedule are those of the run that was not stopped; with as many processes bit for bit. (A norm
-    of gradients in parts is summed up in another order: in the half that DDP computed its last digit may be another.)"""
-    whole = rows_of(sharded["whole"])
+    """Weights, reference, moments and schedule are those of the run that was not stopped; with as many processes bit for bit."""
     for result in (sharded["from-fsdp2"], sharded["from-ddp"]):
         assert gap(result, sharded["whole"]) == 0
-        assert rows_of(result)[STEPS // 2 :] == whole[STEPS // 2 :]
-        for row, expected in zip(rows_of(result)[: STEPS // 2], whole, strict=False):
-            assert row == pytest.approx(expected, rel=EXACT)
+        assert rows_of(result) == rows_of(sharded["whole"])
     assert single["from-fsdp2"]["step"] == STEPS
-    assert gap(single["from-fsdp2"], sharded["whole"]) <= 10 * EXACT  # AdamW takes a small gradient's rounding for more
+    assert gap(single["from-fsdp2"], sharded["whole"]) <= EXACT
 
 
 def test_ranks_sample_answers_of_different_lengths(sharded):

@@ -204,7 +204,7 @@ def test_where_attention_goes_in_blocks_a_tree_grows_as_long_as_tokens_are_saved
     short = rows_of((range(1, 41), [50]))  # an answer that costs more than those before it on the average is no reason to stop
     assert [len(tree.chains) for tree in choose_trees(make_chains(short + rows), 1000, in_blocks)[1]] == [11]
     # a chain of 120 tokens, 80 of them new, is 80 queries of at most 120 keys and those of the block beside it
-    assert in_blocks.of_joining(tree_of(rows[:1]), make_chains(rows[1:2])[0]) == pytest.approx(80 + 0.1 * 80 * (120 + BLOCK_QUERIES))
+    assert in_blocks.of_joining(120, 120, 80) == pytest.approx(80 + 0.1 * 80 * (120 + BLOCK_QUERIES))
     # a token that is shared does not pay for a long answer in blocks of its own
     assert choose_trees(make_chains(rows_of(([1], range(2, 60)), ([1], range(70, 130)))), 1000, in_blocks)[1] == []
 
